@@ -1,0 +1,41 @@
+# make demo: the main job, on the emulator.   make test: what CI runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
+
+.PHONY: demo test lint types unit bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m examples.mobilenet.demo
+
+test: lint types unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m opennpu.hw.export --check
+	$(BIN)/python -m pytest -q --durations=10
+
+bench: $(VENV)/.demo
+	$(BIN)/python -m benchmarks.emulator
+	$(BIN)/python -m benchmarks.compile
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml .ci/constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[onnx,vision]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml .ci/constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[onnx,vision,dev]'
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,455 @@
+"""CNA: fetches features and weights into the CBUF and lays them out for CORE.
+
+Address rule of the feature DMA (measured.md A.3, hardware.md B.5; explains 752 of 752 captured
+vendor tasks): row h, column w, 16-byte channel surface p lie at
+
+    base + 16 * (p * (G * W + SURF_STRIDE) + (h div G) * LINE_STRIDE + (h mod G) * W + w)
+
+with G = 4, or 1 when GROUP_LINE_OFF is set.  Taken literally: programs with a wrong stride read
+what silicon reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from opennpu.emu import numerics
+from opennpu.emu.context import CbufImage, Context
+from opennpu.emu.registers import Group
+from opennpu.hw.rk3588 import chip, cna
+from opennpu.hw.rk3588.common import ConvMode, Precision
+
+Array = npt.NDArray[Any]
+
+UNIT = "CNA"
+ATOM = chip.ATOM_BYTES
+BANK = chip.CBUF_BANK_BYTES
+PAD_GROUP = 64  # channels after which the pad lanes repeat; measured.md A.8
+DECONV_STRIDES = (2, 4, 8)  # others act as a forward convolution; measured.md A.13
+INT8_SLACK_FILL = 15 / 16
+"""Of the data banks: 10 of the 11 failing shapes of measured.md A.6 fill 97 to 99.6 %, one 94 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A convolution as the CNA registers say it.  Pairs are (vertical, horizontal), in pixels."""
+
+    precision: Precision
+    depthwise: bool
+    size: tuple[int, int]  # input
+    channels: int  # programmed: the atoms that are fetched
+    out: tuple[int, int]
+    kernel: tuple[int, int]
+    kernels: int
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    pad: tuple[int, int]  # top, left
+    pad_word: int
+    upsample: tuple[int, int]  # zero insertion of DECONV; 1 = off
+
+    @property
+    def taps(self) -> int:
+        """Kernel positions."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def pixels(self) -> int:
+        """Output positions."""
+        return self.out[0] * self.out[1]
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element."""
+        return chip.ELEMENT_BITS[self.precision]
+
+    @property
+    def surfaces(self) -> int:
+        """16-byte channel surfaces of the input."""
+        return -(-self.channels * self.bits // (8 * ATOM))
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Padded input pixels under all output pixels."""
+        h, w = (
+            (self.out[a] - 1) * self.stride[a] + (self.kernel[a] - 1) * self.dilation[a] + 1
+            for a in (0, 1)
+        )
+        return h, w
+
+
+def geometry(ctx: Context, g: Group) -> Geometry:
+    """Read the registers; report what is inconsistent or not modelled."""
+    con1, con2, con3 = g.get(cna.CONV_CON1), g.get(cna.CONV_CON2), g.get(cna.CONV_CON3)
+    s0, s1, s2, s3 = (
+        g.get(cna.DATA_SIZE0),
+        g.get(cna.DATA_SIZE1),
+        g.get(cna.DATA_SIZE2),
+        g.get(cna.DATA_SIZE3),
+    )
+    w2, fc0, fc1 = g.get(cna.WEIGHT_SIZE2), g.get(cna.FC_DATA_SIZE0), g.get(cna.FC_DATA_SIZE1)
+    precision = con1.proc_precision
+    depthwise = con1.conv_mode == ConvMode.DEPTHWISE
+    ctx.require(
+        precision in chip.KERNEL_GROUP
+        and con1.in_precision == precision
+        and (not depthwise or precision in chip.DEPTHWISE_GROUP),
+        "cna.precision",
+        UNIT,
+        f"has precisions in {int(con1.in_precision)} and proc {int(precision)}"
+        f"{' in depthwise mode' * depthwise}",
+    )
+    ctx.require(
+        con1.conv_mode in (ConvMode.DIRECT, ConvMode.DEPTHWISE),
+        "core.conv_mode",
+        UNIT,
+        f"has conv_mode {int(con1.conv_mode)}, 0 and 3 exist",
+    )
+    ctx.require(
+        not con1.argb_in and not con1.nonalign_dma,
+        "cna.packed_input",
+        UNIT,
+        f"has ARGB_IN {con1.argb_in}, NONALIGN_DMA {con1.nonalign_dma}",
+    )
+    ctx.require(
+        not con2.csc_do_en and not con2.csc_wo_en, "cna.debug", UNIT, "suppresses the sequencer"
+    )
+    ctx.require(not s3.surf_mode, "cna.surf_mode", UNIT, f"has SURF_MODE {s3.surf_mode}")
+    ctx.require(not g.get(cna.FC_CON0).fc_skip_en, "cna.zero_skip", UNIT, "has FC_SKIP_EN set")
+    ctx.require(not g.get(cna.DCOMP_CTRL).word, "cna.decompression", UNIT, "has DCOMP_CTRL set")
+    ctx.require(
+        bool(g.get(cna.CVT_CON0).cvt_bypass), "cna.converter", UNIT, "has the input converter on"
+    )
+    sizes = (
+        s0.datain_width,
+        s0.datain_height,
+        s1.datain_channel,
+        s2.dataout_width,
+        s3.dataout_atomics,
+        w2.weight_width,
+        w2.weight_height,
+        w2.weight_kernels,
+        con3.conv_x_stride,
+        con3.conv_y_stride,
+    )
+    ctx.require(all(sizes), "cna.empty", UNIT, f"has a size of 0 among {sizes}")
+    ctx.require(
+        precision == Precision.INT4 or s1.datain_channel * chip.ELEMENT_BITS[precision] % 128 == 0,
+        "cna.channels",
+        UNIT,
+        f"has {s1.datain_channel} channels of {precision.name}",
+    )
+    rows, rest = divmod(s3.dataout_atomics, s2.dataout_width)
+    ctx.require(
+        rest == 0,
+        "cna.geometry",
+        UNIT,
+        f"has {s3.dataout_atomics} output pixels, width {s2.dataout_width} does not divide them",
+    )
+    ctx.require(
+        (fc0.dma_width, fc0.dma_height, fc1.dma_channel)
+        == (s0.datain_width, s0.datain_height, s1.datain_channel),
+        "cna.dma_size",
+        UNIT,
+        f"fetches {fc0.dma_height}x{fc0.dma_width}x{fc1.dma_channel}, "
+        f"computes {s0.datain_height}x{s0.datain_width}x{s1.datain_channel}",
+    )
+    pad = g.get(cna.PAD_CON0)
+    upsample = (1, 1)
+    if con1.deconv:
+        upsample = (
+            con3.deconv_y_stride if con3.deconv_y_stride in DECONV_STRIDES else 1,
+            con3.deconv_x_stride if con3.deconv_x_stride in DECONV_STRIDES else 1,
+        )
+        ctx.require(
+            not (2 in upsample and max(pad.pad_top, pad.pad_left) >= 12),
+            "cna.deconv",
+            UNIT,
+            f"transposes by {upsample} with pads {pad.pad_top}, {pad.pad_left}",
+        )
+    return Geometry(
+        precision=precision,
+        depthwise=depthwise,
+        size=(s0.datain_height, s0.datain_width),
+        channels=s1.datain_channel,
+        out=(rows, s2.dataout_width),
+        kernel=(w2.weight_height, w2.weight_width),
+        kernels=w2.weight_kernels,
+        stride=(con3.conv_y_stride, con3.conv_x_stride),
+        dilation=(con3.atrous_y_dilation, con3.atrous_x_dilation),
+        pad=(pad.pad_top, pad.pad_left),
+        pad_word=g.get(cna.PAD_CON1).word,
+        upsample=upsample,
+    )
+
+
+# -- CBUF ------------------------------------------------------------------------------------
+
+
+def row_entries(width: int, channels: int, bits: int) -> int:
+    """CBUF entries of one input row (measured.md A.2: explains every captured stream)."""
+    whole, rest = divmod(-(-channels * bits // (8 * ATOM)), 4)
+    return width * whole + (width if rest == 3 else -(-width * rest // 4))
+
+
+def check_cbuf(ctx: Context, g: Group, geo: Geometry, kernel_bytes: int) -> bool:
+    """Bank accounting (measured.md A.6, hardware.md B.6).  True when the whole tile fits."""
+    con0, con1 = g.get(cna.CBUF_CON0), g.get(cna.CBUF_CON1)
+    grains = g.get(cna.CONV_CON2).feature_grains
+    ctx.require(
+        con0.data_bank > 0
+        and con0.weight_bank > 0
+        and con0.data_bank + con0.weight_bank <= chip.CBUF_BANKS,
+        "cbuf.banks",
+        UNIT,
+        f"has {con0.data_bank} data and {con0.weight_bank} weight banks of {chip.CBUF_BANKS}",
+    )
+    ctx.require(
+        not con0.fc_data_bank, "cbuf.fc_data_bank", UNIT, f"has FC_DATA_BANK {con0.fc_data_bank}"
+    )
+    height, width = geo.size
+    least = -(-width * geo.channels * geo.bits // (8 * chip.CBUF_ENTRY_BYTES))
+    refined = row_entries(width, geo.channels, geo.bits)
+    if con1.data_entries < least:
+        ctx.report("cna.entries", UNIT, f"has {con1.data_entries} entries a row, it takes {least}")
+    elif con1.data_entries < refined:
+        ctx.report(
+            "cna.entries_tight",
+            UNIT,
+            f"has {con1.data_entries} entries a row, the refined rule gives {refined}",
+        )
+    row_bytes = max(con1.data_entries, least) * chip.CBUF_ENTRY_BYTES
+    room = con0.data_bank * BANK
+    reach = min(height, (geo.kernel[0] - 1) * geo.dilation[0] + 1)
+    if reach * row_bytes > room:
+        ctx.report(
+            "cbuf.rows", UNIT, f"needs {reach} rows of {row_bytes} bytes, has room for {room} bytes"
+        )
+    whole = height * row_bytes <= room
+    if not whole:
+        ctx.report(
+            "cbuf.tile", UNIT, f"streams a tile of {height * row_bytes} bytes through {room} bytes"
+        )
+    if geo.precision is Precision.INT8 and width == 1:
+        used = height * geo.channels
+        ctx.require(
+            not INT8_SLACK_FILL <= used / room < 1,
+            "cbuf.int8_slack",
+            UNIT,
+            f"fills its {con0.data_bank} data banks to {used} of {room} bytes at width 1",
+        )
+    group = chip.KERNEL_GROUP[geo.precision]
+    group_bytes = min(group, geo.kernels) * kernel_bytes
+    if geo.depthwise:
+        lanes = chip.DEPTHWISE_GROUP[geo.precision]
+        group_bytes = geo.taps * min(lanes, geo.channels) * geo.bits // 8
+    ctx.require(
+        group_bytes <= con0.weight_bank * BANK,
+        "cbuf.kernel_group",
+        UNIT,
+        f"has a kernel group of {group_bytes} bytes, {con0.weight_bank} banks hold "
+        f"{con0.weight_bank * BANK}",
+    )
+    if grains < geo.kernel[0]:
+        ctx.report("cna.grains", UNIT, f"has {grains} grains, the kernel has {geo.kernel[0]} rows")
+    return whole
+
+
+def _stored(
+    ctx: Context,
+    image: CbufImage,
+    reuse: int,
+    tag: tuple[Any, ...],
+    shape: tuple[int, ...],
+    what: str,
+) -> Array | None:
+    """The region's contents when the reuse bit is set: right, stale or poison; else None."""
+    if not reuse:
+        return None
+    if not (image.valid and image.whole and image.tag == tag):
+        ctx.report("cbuf.reuse", UNIT, f"reuses {what} that are not in the CBUF")
+        if image.data.shape != shape:
+            return np.full(shape, ctx.policy.poison, np.uint8)
+    return image.data
+
+
+# -- features --------------------------------------------------------------------------------
+
+
+def fetch_features(ctx: Context, g: Group, geo: Geometry, whole: bool) -> Array:
+    """uint8 [surface, row, column, 16]."""
+    con0 = g.get(cna.CBUF_CON0)
+    group = 1 if g.get(cna.CONV_CON1).group_line_off else 4
+    line, surf = g.get(cna.DMA_CON1).line_stride, g.get(cna.DMA_CON2).surf_stride
+    base = g.get(cna.FEATURE_DATA_ADDR).feature_base_addr + ctx.dma_base
+    height, width = geo.size
+    shape = (geo.surfaces, height, width, ATOM)
+    tag = (base, shape, geo.precision, group, line, surf, con0.data_bank)
+    stored = _stored(ctx, ctx.chip.features, con0.data_reuse, tag, shape, "features")
+    if stored is not None:
+        return stored
+    if group == 4 and line != 4 * width:
+        ctx.report(
+            "cna.line_stride", UNIT, f"has LINE_STRIDE {line}, 4 lines are {4 * width} atoms"
+        )
+    pitch = (group * width + surf) * ATOM
+    ctx.charge(UNIT, 0, geo.surfaces * height * width)
+
+    def gather(first: int, counts: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        at = base + first * line * ATOM
+        return ctx.space.gather(
+            at, (geo.surfaces, *counts, width), (pitch, *strides, ATOM), "feature", UNIT
+        )
+
+    row = width * ATOM
+    if group == 1 or line == 4 * width:
+        out = gather(0, (height,), (line * ATOM if group == 1 else row,))
+    else:
+        blocks, rest = divmod(height, group)
+        parts = []
+        if blocks:
+            parts.append(gather(0, (blocks, group), (line * ATOM, row)))
+        if rest:
+            parts.append(gather(blocks, (1, rest), (0, row)))
+        flat = [p.reshape(geo.surfaces, -1, width, ATOM) for p in parts]
+        out = np.concatenate(flat, axis=1)
+    image = ctx.chip.features
+    image.tag, image.data, image.whole, image.valid = tag, out.copy(), whole, True
+    return image.data
+
+
+def pad_lanes(ctx: Context, geo: Geometry) -> Array:
+    """What a padding pixel reads, per channel (measured.md A.8)."""
+    word, p = geo.pad_word, geo.precision
+    if p is Precision.INT8:
+        low = numerics.signed(word, 8)
+        lanes = np.full(geo.channels, low, np.float32)
+        if ctx.policy.int8_pad == "lanes":
+            at = np.arange(geo.channels) % PAD_GROUP
+            lanes[(at < PAD_GROUP // 2) & (at % 2 == 1)] = numerics.signed(word >> 8, 8)
+        return lanes
+    if p is Precision.FP16:
+        return np.full(geo.channels, numerics.float16_of_bits(word), np.float32)
+    ctx.require(
+        word == 0, "cna.padding_value", UNIT, f"pads {p.name} with {word:#x}: which lanes is open"
+    )
+    return np.zeros(geo.channels, np.float32)
+
+
+def lay_out(ctx: Context, geo: Geometry, raw: Array, dtype: npt.DTypeLike) -> Array:
+    """Fetched atoms -> [rows, columns, channels] of all padded pixels the kernel reaches."""
+    x = numerics.elements(raw, geo.precision)  # [S, H, W, L]
+    surfaces, height, width, lanes = x.shape
+    up_y, up_x = geo.upsample
+    high, wide = (height - 1) * up_y + 1, (width - 1) * up_x + 1
+    top, left = geo.pad
+    need_h, need_w = geo.reach
+    use_h, use_w = max(0, min(high, need_h - top)), max(0, min(wide, need_w - left))
+    full = surfaces * lanes
+    padded = top or left or use_h + top < need_h or use_w + left < need_w
+    if padded:
+        out = np.empty((need_h, need_w, full), dtype)
+        out[:, :, : geo.channels] = pad_lanes(ctx, geo)
+        out[:, :, geo.channels :] = 0
+    else:
+        out = np.empty((need_h, need_w, full), dtype)
+    inside = out[top : top + use_h, left : left + use_w]
+    if (up_y, up_x) != (1, 1):
+        ctx.require(
+            geo.precision in numerics.FLOATS or geo.pad_word == 0,
+            "cna.deconv",
+            UNIT,
+            f"inserts zeros into {geo.precision.name} with padding value {geo.pad_word:#x}",
+        )
+        inside[...] = 0
+        inside = inside[::up_y, ::up_x]
+    rows, cols = inside.shape[:2]
+    view = np.lib.stride_tricks.as_strided(
+        inside,
+        (rows, cols, surfaces, lanes),
+        (*inside.strides[:2], lanes * inside.itemsize, inside.itemsize),
+    )
+    view[...] = x[:, :rows, :cols].transpose(1, 2, 0, 3)
+    return out[:, :, : geo.channels]
+
+
+# -- weights ---------------------------------------------------------------------------------
+
+
+def fetch_weights(ctx: Context, g: Group, geo: Geometry) -> Array:
+    """Raw bytes of all kernels, flat."""
+    con0 = g.get(cna.CBUF_CON0)
+    base = g.get(cna.DCOMP_ADDR0).decompress_addr0 + ctx.dma_base
+    count = weight_bytes(geo)
+    tag = (base, count, geo.precision, geo.kernel, con0.data_bank, con0.weight_bank)
+    stored = _stored(ctx, ctx.chip.weights, con0.weight_reuse, tag, (count,), "weights")
+    if stored is not None:
+        return stored
+    ctx.charge(UNIT, 0, -(-count // ATOM))
+    image = ctx.chip.weights
+    image.data = ctx.space.read(base, count, "weight", UNIT).copy()
+    image.tag, image.valid = tag, True
+    image.whole = count <= con0.weight_bank * BANK
+    return image.data
+
+
+def weight_bytes(geo: Geometry) -> int:
+    """Bytes that the kernels take in memory (hardware.md B.3, E.2: tails are not padded)."""
+    per = geo.taps * geo.channels * geo.bits // 8
+    return per if geo.depthwise else per * geo.kernels
+
+
+def check_weight_size(ctx: Context, g: Group, geo: Geometry) -> int:
+    """Compare the size registers with the geometry.  Returns bytes of one kernel."""
+    total = g.get(cna.WEIGHT_SIZE0).weight_bytes
+    per = g.get(cna.WEIGHT_SIZE1).weight_bytes_per_kernel
+    want = geo.taps * geo.channels * geo.bits // 8
+    ctx.require(
+        total == weight_bytes(geo)
+        and per == want & cna.WEIGHT_SIZE1.fields["weight_bytes_per_kernel"].max,
+        "cna.weight_size",
+        UNIT,
+        f"has {total} weight bytes of {per} a kernel, "
+        f"its geometry has {weight_bytes(geo)} of {want}",
+    )
+    return want
+
+
+def unpack_weights(geo: Geometry, raw: Array) -> Array:
+    """Bytes -> [tap, channel, kernel]; depthwise [tap, channel].
+
+    Memory order (measured.md A.2, hardware.md E.2): kernel groups, channel groups, ky, kx,
+    kernel, channel; the last group of either kind is as narrow as what remains.
+    """
+    w = numerics.elements(raw, geo.precision)
+    c, k, taps = geo.channels, geo.kernels, geo.taps
+    if geo.depthwise:
+        lanes = chip.DEPTHWISE_GROUP[geo.precision]
+        out = np.empty((taps, c), w.dtype)
+        for at in range(0, c, lanes):
+            n = min(lanes, c - at)
+            out[:, at : at + n] = w[at * taps : (at + n) * taps].reshape(taps, n)
+        return out
+    kg, cg = chip.KERNEL_GROUP[geo.precision], chip.CHANNEL_GROUP[geo.precision]
+    out = np.empty((taps, c, k), w.dtype)
+    whole = c // cg * cg
+    runs = [(0, k // kg * kg, kg), (k // kg * kg, k, k % kg)]
+    for first, last, n in runs:
+        if first == last:
+            continue
+        block = w[first * taps * c : last * taps * c].reshape(-1, n * taps * c)
+        groups = block.shape[0]
+        if whole:
+            part = block[:, : n * taps * whole].reshape(groups, whole // cg, taps, n, cg)
+            into = out[:, :whole, first:last].reshape(taps, whole // cg, cg, groups, n)
+            into[...] = part.transpose(2, 1, 4, 0, 3)
+            out[:, :whole, first:last] = into.reshape(taps, whole, last - first)
+        if whole < c:
+            part = block[:, n * taps * whole :].reshape(groups, taps, n, c - whole)
+            out[:, whole:, first:last] = part.transpose(1, 3, 0, 2).reshape(
+                taps, c - whole, last - first
+            )
+    return out

@@ -1,0 +1,89 @@
+"""Cycle model: pure functions of counts.  The compiler's cost function calls it too.
+
+Every result is *predicted*.  The model is serial: a task takes its array cycles plus its
+traffic plus a start cost; the roofline max(compute, traffic) is rejected by board data
+(measured.md C.5: it predicts 82 µs where 117 were measured, and no gain from DATA_REUSE).
+This file imports nothing of the emulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opennpu.hw.rk3588 import chip
+from opennpu.hw.rk3588.common import Precision
+
+FITTED_BYTES_PER_SECOND = 15.3e9  # measured.md C.5: fit on the five cleanest points, 600 MHz
+SAFE_BYTES_PER_SECOND = 10e9  # measured.md C.5: suggested start value, DRAM-cold streams
+SHARED_BYTES_PER_SECOND = 17e9  # measured.md C.5, A.16: all cores together, practical DRAM
+FITTED_CLOCK_HZ = 600e6  # clock of the fit; traffic scaled with the clock in its hold-out
+KICK_CHAINED_S = 2e-6  # measured.md C.5: next task inside one start
+KICK_GAPPED_S = 20e-6  # measured.md C.5: one start per task, interrupt between
+SUBMIT_S = 38e-6  # measured.md C.5: 31 to 54 µs, by interrupt core and IOMMU attach
+DEPTHWISE_LANES = chip.DEPTHWISE_GROUP  # channels per cycle and tap; hardware.md H: a guess
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The parameters of the model."""
+
+    clock_hz: float = 1e9
+    bytes_per_second: float = SAFE_BYTES_PER_SECOND  # one core
+    shared_bytes_per_second: float = SHARED_BYTES_PER_SECOND  # all cores together
+    kick_chained_s: float = KICK_CHAINED_S
+    kick_gapped_s: float = KICK_GAPPED_S
+    submit_s: float = SUBMIT_S
+    cores: int = 1  # cores that share the bandwidth
+
+    @property
+    def core_bytes_per_second(self) -> float:
+        """Bandwidth one core gets while ``cores`` of them are busy."""
+        return min(self.bytes_per_second, self.shared_bytes_per_second / self.cores)
+
+
+SAFE = Rates()
+"""The start values that measured.md C.5 suggests."""
+
+FITTED = Rates(clock_hz=FITTED_CLOCK_HZ, bytes_per_second=FITTED_BYTES_PER_SECOND)
+"""The fit on warm tiles at 600 MHz (measured.md C.5)."""
+
+
+def mac_cycles(
+    precision: Precision,
+    out_pixels: int,
+    taps: int,
+    in_channels: int,
+    out_channels: int,
+    depthwise: bool,
+) -> int:
+    """Array cycles: one (kernel group × channel group) block a cycle, pixel and tap.
+
+    Source: hardware.md B.1 and H (documented rates; the depthwise rate is a guess).  An
+    unknown precision counts as int8.
+    """
+    if depthwise:
+        lanes = DEPTHWISE_LANES.get(precision, DEPTHWISE_LANES[Precision.INT8])
+        return out_pixels * taps * -(-out_channels // lanes)
+    kernels = chip.KERNEL_GROUP.get(precision, chip.KERNEL_GROUP[Precision.INT8])
+    channels = chip.CHANNEL_GROUP.get(precision, chip.CHANNEL_GROUP[Precision.INT8])
+    return out_pixels * taps * -(-in_channels // channels) * -(-out_channels // kernels)
+
+
+def task_seconds(cycles: int, bytes_total: int, params: Rates = SAFE) -> float:
+    """Time of one task without its start cost: array cycles, then traffic (measured.md C.5)."""
+    return cycles / params.clock_hz + bytes_total / params.core_bytes_per_second
+
+
+def task_cycles(cycles: int, bytes_total: int, params: Rates = SAFE) -> int:
+    """`task_seconds` plus a chained start, in NPU clock cycles."""
+    seconds = task_seconds(cycles, bytes_total, params) + params.kick_chained_s
+    return round(seconds * params.clock_hz)
+
+
+def job_seconds(
+    tasks: Iterable[tuple[int, int]], params: Rates = SAFE, *, chained: bool = True
+) -> float:
+    """Time of one submit.  ``tasks``: (array cycles, bytes) of each task."""
+    kick = params.kick_chained_s if chained else params.kick_gapped_s
+    return params.submit_s + sum(task_seconds(c, b, params) + kick for c, b in tasks)

@@ -1,0 +1,225 @@
+"""One started set of units: CNA → CORE → DPU, memory → DPU, or memory → PPU.
+
+Checks what the units must agree on, then passes data from one to the next.
+"""
+
+from __future__ import annotations
+
+from opennpu.emu import cna, core, dpu, dpu_rdma, ppu, timing
+from opennpu.emu.context import Context
+from opennpu.emu.registers import Group
+from opennpu.hw.rk3588 import chip
+from opennpu.hw.rk3588 import core as core_regs
+from opennpu.hw.rk3588 import dpu as dpu_regs
+from opennpu.hw.rk3588 import dpu_rdma as rdma_regs
+from opennpu.hw.rk3588.common import Precision
+
+Groups = dict[str, Group]
+"""The running group of each started unit, by unit name."""
+
+CONVOLUTION = frozenset({"CNA", "CORE", "DPU"})
+FLYING = frozenset({"DPU", "DPU_RDMA"})
+POOLING = frozenset({"PPU", "PPU_RDMA"})
+PARTIAL_GROUP_STEP = 16  # of fp16 kernel counts in CORE and DPU; reference/README.md, tails
+
+
+def execute(ctx: Context, groups: Groups) -> None:
+    """Run the started units once."""
+    started = frozenset(groups)
+    dpu_path, ppu_path = started - POOLING, started & POOLING
+    ctx.require(
+        dpu_path in (frozenset(), FLYING, CONVOLUTION, CONVOLUTION | FLYING)
+        and ppu_path in (frozenset(), POOLING)
+        and bool(started),
+        "start.incomplete",
+        "PC",
+        f"starts {', '.join(sorted(started)) or 'nothing'}",
+    )
+    if dpu_path >= CONVOLUTION:
+        convolve(ctx, groups)
+    elif dpu_path:
+        fly(ctx, groups)
+    if ppu_path:
+        ppu.execute(ctx, groups["PPU"], groups["PPU_RDMA"])
+    if not dpu_path >= CONVOLUTION:  # reuse needs the fetching task just before: hardware.md B.6
+        ctx.chip.features.valid = ctx.chip.weights.valid = False
+
+
+def convolve(ctx: Context, groups: Groups) -> None:
+    """CNA, CORE, DPU, and DPU_RDMA where it is started."""
+    c, m, d = groups["CNA"], groups["CORE"], groups["DPU"]
+    rdma = groups.get("DPU_RDMA")
+    flying = d.get(dpu_regs.FEATURE_MODE_CFG).flying_mode
+    ctx.require(
+        not flying, "start.incomplete", "DPU", "takes its input from memory while CORE runs"
+    )
+    geo = cna.geometry(ctx, c)
+    _check_core(ctx, m, geo)
+    _check_sizes(ctx, m, d, rdma, geo)
+    _check_groups(ctx, m, d, geo)
+    if rdma is not None:
+        dpu_rdma.check(ctx, rdma, False)
+        rdma_mode = rdma.get(rdma_regs.RDMA_FEATURE_MODE_CFG).conv_mode
+        ctx.require(
+            (rdma_mode == 3) == geo.depthwise,
+            "core.conv_mode",
+            "DPU_RDMA",
+            f"has conv_mode {int(rdma_mode)} for a "
+            f"{'depthwise' if geo.depthwise else 'direct'} task",
+        )
+    kernel_bytes = cna.check_weight_size(ctx, c, geo)
+    whole = cna.check_cbuf(ctx, c, geo, kernel_bytes)
+    outputs = geo.channels if geo.depthwise else geo.kernels
+    ctx.charge("CORE", geo.pixels * geo.taps * outputs * (1 if geo.depthwise else geo.channels), 0)
+    reach_h, reach_w = geo.reach
+    ctx.charge("CORE", 0, -(-reach_h * reach_w * geo.channels // 4))  # what is laid out
+    ctx.charge("CORE", 0, -(-geo.pixels * m.get(core_regs.DATAOUT_SIZE_1).dataout_channel // 4))
+    ctx.macs += geo.pixels * geo.taps * outputs * (1 if geo.depthwise else geo.channels)
+    ctx.mac_cycles += timing.mac_cycles(
+        geo.precision, geo.pixels, geo.taps, geo.channels, outputs, geo.depthwise
+    )
+    features = cna.fetch_features(ctx, c, geo, whole)
+    weights = cna.fetch_weights(ctx, c, geo)
+    cube = core.execute(ctx, m, geo, features, weights)
+    dpu.execute(ctx, d, rdma, cube, geo.depthwise)
+
+
+def fly(ctx: Context, groups: Groups) -> None:
+    """DPU_RDMA feeds the DPU from memory."""
+    d, rdma = groups["DPU"], groups["DPU_RDMA"]
+    flying = d.get(dpu_regs.FEATURE_MODE_CFG).flying_mode
+    ctx.require(bool(flying), "start.incomplete", "DPU", "waits for CORE, which is not started")
+    dpu_rdma.check(ctx, rdma, True)
+    rows, cols = dpu.size(d)
+    channels = d.get(dpu_regs.DATA_CUBE_CHANNEL).channel
+    _check_dpu_sizes(ctx, d, rdma, rows, cols, channels)
+    cube = dpu_rdma.main_stream(ctx, rdma)
+    if cube.values.shape[1] > channels:  # CHANNEL counts whole atoms or the lanes that are used
+        cube = dpu_rdma.crop(cube, channels)
+    dpu.execute(ctx, d, rdma, cube, False)
+
+
+# -- agreement between units -----------------------------------------------------------------
+
+
+def _check_core(ctx: Context, m: Group, geo: cna.Geometry) -> None:
+    misc, gating = m.get(core_regs.MISC_CFG), m.get(core_regs.MAC_GATING)
+    ctx.require(
+        gating.word == core_regs.MAC_GATING.reset,
+        "core.mac_gating",
+        "CORE",
+        f"has MAC_GATING {gating.word:#x}",
+    )
+    ctx.require(
+        misc.proc_precision == geo.precision,
+        "cna.precision",
+        "CORE",
+        f"has proc {int(misc.proc_precision)}, CNA has {int(geo.precision)}",
+    )
+    ctx.require(
+        bool(misc.dw_en) == geo.depthwise,
+        "core.conv_mode",
+        "CORE",
+        f"has DW_EN {misc.dw_en}, CNA is {'depthwise' if geo.depthwise else 'direct'}",
+    )
+    clip = m.get(core_regs.CLIP_TRUNCATE).clip_truncate
+    ctx.require(
+        not clip or geo.precision in (Precision.INT8, Precision.INT16, Precision.INT4),
+        "core.clip_float",
+        "CORE",
+        f"has CLIP_TRUNCATE {clip} for {geo.precision.name}",
+    )
+
+
+def _check_sizes(ctx: Context, m: Group, d: Group, rdma: Group | None, geo: cna.Geometry) -> None:
+    out = m.get(core_regs.DATAOUT_SIZE_0)
+    ctx.require(
+        (out.dataout_height, out.dataout_width) == geo.out,
+        "cna.geometry",
+        "CORE",
+        f"has {out.dataout_height}x{out.dataout_width} outputs, CNA has {geo.out[0]}x{geo.out[1]}",
+    )
+    channels = m.get(core_regs.DATAOUT_SIZE_1).dataout_channel
+    _check_dpu_sizes(ctx, d, rdma, *geo.out, channels)
+
+
+def _check_dpu_sizes(
+    ctx: Context, d: Group, rdma: Group | None, rows: int, cols: int, channels: int
+) -> None:
+    """DPU, its write DMA and DPU_RDMA against the size of the task."""
+    wdma = d.get(dpu_regs.WDMA_SIZE_1)
+    sizes = {"DPU": dpu.size(d), "WDMA": (wdma.height_wdma, wdma.width_wdma)}
+    counts = {
+        "DPU": d.get(dpu_regs.DATA_CUBE_CHANNEL).channel,
+        "WDMA": d.get(dpu_regs.WDMA_SIZE_0).channel_wdma,
+    }
+    if rdma is not None:
+        sizes["DPU_RDMA"] = (
+            rdma.get(rdma_regs.RDMA_DATA_CUBE_HEIGHT).height,
+            rdma.get(rdma_regs.RDMA_DATA_CUBE_WIDTH).width,
+        )
+        counts["DPU_RDMA"] = rdma.get(rdma_regs.RDMA_DATA_CUBE_CHANNEL).channel
+    for unit, have in sizes.items():
+        ctx.require(
+            have == (rows, cols),
+            "dpu.geometry",
+            unit,
+            f"has {have[0]}x{have[1]} px, the task has {rows}x{cols}",
+        )
+    for unit, count in counts.items():
+        ctx.require(
+            count == channels,
+            "core.channels",
+            unit,
+            f"has {count} channels, the task has {channels}",
+        )
+
+
+def _check_groups(ctx: Context, m: Group, d: Group, geo: cna.Geometry) -> None:
+    """Kernel counts and groups (measured.md A.4; reference/README.md, tails)."""
+    channels = m.get(core_regs.DATAOUT_SIZE_1).dataout_channel
+    out = d.get(dpu_regs.DATA_FORMAT).out_precision
+    if geo.depthwise:
+        lanes = chip.DEPTHWISE_GROUP[geo.precision]
+        ctx.require(
+            geo.kernels == 1 and channels >= geo.channels,
+            "core.kernels",
+            "CORE",
+            f"has {geo.kernels} depthwise kernels, {channels} channels out of {geo.channels}",
+        )
+        if channels % lanes and ctx.strict:
+            ctx.report(
+                "core.partial_group",
+                "CORE",
+                f"has {channels} depthwise channels, groups have {lanes}",
+            )
+        return
+    ctx.require(
+        geo.kernels <= channels,
+        "core.kernels",
+        "CORE",
+        f"has {channels} channels for {geo.kernels} kernels",
+    )
+    lanes = chip.KERNEL_GROUP[geo.precision]
+    ragged = geo.kernels % lanes or channels % lanes
+    if geo.precision is Precision.INT8 and out is Precision.INT8:
+        if ragged and ctx.strict:  # in hardware mode the DPU hangs after the whole groups
+            ctx.report(
+                "core.partial_group",
+                "CORE",
+                f"has {geo.kernels} kernels in {channels} channels, groups have {lanes}",
+            )
+    elif geo.precision in (Precision.INT8, Precision.INT4):
+        ctx.require(
+            not ragged,
+            "core.partial_group_raw",
+            "CORE",
+            f"has {geo.kernels} kernels in {channels} channels, groups have {lanes}",
+        )
+    else:
+        ctx.require(
+            channels % PARTIAL_GROUP_STEP == 0,
+            "core.channels",
+            "CORE",
+            f"has {channels} channels, {PARTIAL_GROUP_STEP} divide them on silicon",
+        )

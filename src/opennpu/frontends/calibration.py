@@ -1,0 +1,102 @@
+"""Run the float model on calibration data and choose a range for each activation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+
+from opennpu.errors import InputError, ModelError
+from opennpu.frontends.onnx import Imported
+from opennpu.ir.graph import Array, Graph, node_reads
+from opennpu.passes.quantize import BINS, METHODS, Range
+
+
+def _observed(graph: Graph) -> list[str]:
+    """Float activations that calibration watches."""
+    names = {v for n in graph.nodes for v in (*node_reads(n), *n.outputs) if v}
+    return sorted(
+        v for v in names if v not in graph.constants and graph.values[v].dtype == "float32"
+    )
+
+
+def calibrate(
+    imported: Imported,
+    graph: Graph,
+    data: Iterable[Mapping[str, Array]],
+    method: str = "percentile",
+) -> dict[str, Range]:
+    """Run the float model on ``data`` and choose a range for each activation.
+
+    method: "minmax", "percentile" (99.99 % of the elements), "mse" (least squared error of
+        the rounded values), "entropy" (least Kullback-Leibler divergence).
+    Two passes: extremes first, then histograms of 2048 bins.  Raises ModelError, InputError.
+    """
+    if method not in METHODS:
+        raise ModelError(
+            "calibration",
+            f"method is {method!r}, of {len(METHODS)}",
+            f"Use one of {sorted(METHODS)}",
+        )
+    samples = list(data)
+    if not samples:
+        raise ModelError(
+            "calibration",
+            "there are 0 samples, at least 1 is needed",
+            "Pass calibration=[{input: array}, …]",
+        )
+    names = [v for v in _observed(graph) if v not in graph.inputs]
+    watch = _Watch(imported, names)
+    low: dict[str, float] = {}
+    high: dict[str, float] = {}
+    for feeds in samples:
+        for name, a in watch.run(feeds):
+            low[name] = min(low.get(name, 0.0), float(a.min()))
+            high[name] = max(high.get(name, 0.0), float(a.max()))
+    if method == "minmax":
+        return {n: (low[n], high[n]) for n in low}
+    counts = {n: np.zeros(BINS, np.int64) for n in low}
+    for feeds in samples:
+        for name, a in watch.run(feeds):
+            if high[name] > low[name]:
+                counts[name] += np.histogram(a, BINS, (low[name], high[name]))[0]
+    choose = METHODS[method]
+    return {
+        n: choose(counts[n], low[n], high[n]) if high[n] > low[n] else (low[n], high[n])
+        for n in low
+    }
+
+
+class _Watch:
+    """The float model with its intermediate values as outputs."""
+
+    def __init__(self, imported: Imported, names: list[str]) -> None:
+        import onnxruntime as ort
+
+        model = onnx.ModelProto()
+        model.CopyFrom(imported.model)
+        there = {o.name for o in model.graph.output}
+        for name in names:
+            if name not in there:
+                model.graph.output.add().name = name
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self.names = names
+        self.inputs = imported.graph.inputs
+        self.session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+
+    def run(self, feeds: Mapping[str, Array]) -> Iterable[tuple[str, Array]]:
+        """(name, value) of every input and intermediate value of one sample."""
+        try:
+            results = self.session.run(self.names, dict(feeds))
+        except Exception as e:
+            text = " ".join(str(e).split())[:300].rstrip(".")
+            raise InputError(
+                "calibration", f"a sample does not fit the model: {text}", "Pass what run() takes"
+            ) from None
+        yield from ((n, feeds[n]) for n in self.inputs)
+        yield from zip(self.names, results, strict=True)

@@ -1,0 +1,445 @@
+"""ONNX model → graph, and graph nodes → ONNX models for the host.
+
+Constant folding is onnxruntime's: what it leaves is what the compiler sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+from opennpu.errors import ModelError
+from opennpu.ir.graph import Array, Graph, Node, Value
+
+OPAQUE = "<opaque>"  # dtype of values that are no dense tensor (sequences, optionals)
+BROKEN = (ValueError, TypeError, KeyError, IndexError, OverflowError)
+"""What protobuf and onnx raise, when they come to it, on fields that a parser let through."""
+
+POOLS = ("MaxPool", "AveragePool", "LpPool")
+RENAMES = ("Flatten", "Squeeze", "Unsqueeze")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The graph, and the folded ONNX model that it was read from."""
+
+    graph: Graph
+    model: onnx.ModelProto
+
+
+def load_model(
+    source: str | Path | bytes | onnx.ModelProto, *, fix_dims: Mapping[str, int] | None = None
+) -> Imported:
+    """Read, check, fix dimensions, fold.
+
+    fix_dims: sizes of open dimensions, by symbolic name or as "input:axis".
+    Raises ModelError.
+    """
+    where, model = _parse(source)
+    try:
+        return _import(where, model, dict(fix_dims or {}))
+    except BROKEN as e:
+        raise ModelError(where, f"it is broken: {_first_line(e)}", "Export it again") from None
+
+
+def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imported:
+    _name_nodes(model)
+    try:
+        onnx.checker.check_model(model)
+    except Exception as e:  # the checker raises several types of its own and of C++
+        raise ModelError(where, _first_line(e), "Export the model again") from None
+    _fix_dims(where, model, fix_dims)
+    _merge_dequantizers(model)
+    model = _fold(where, model)
+    _name_nodes(model)
+    return Imported(_graph(where, model), model)
+
+
+def _first_line(e: BaseException) -> str:
+    text = " ".join(str(e).split("\n\n")[0].split())
+    return (text[:300] or type(e).__name__).rstrip(".")
+
+
+def _parse(source: str | Path | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
+    if isinstance(source, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(source)
+        return copy.graph.name or "model", copy
+    where = "model" if isinstance(source, bytes) else str(source)
+    try:
+        data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    except OSError as e:
+        raise ModelError(where, e.strerror or str(e), "Give the path of an ONNX file") from None
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception:  # protobuf's own error type differs between its back ends
+        raise ModelError(
+            where,
+            f"{len(data)} bytes are not an ONNX model: the file is cut off or of another kind",
+            "Export or copy it again",
+        ) from None
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(
+            where,
+            f"{len(data)} bytes hold a model of 0 nodes and 0 outputs, at least 1 output is needed",
+            "Give an ONNX file",
+        )
+    if not isinstance(source, bytes):
+        try:
+            onnx.load_external_data_for_model(model, str(Path(source).parent))
+        except Exception as e:
+            raise ModelError(
+                where,
+                f"its external data cannot be read: {_first_line(e)}",
+                "Keep both files together",
+            ) from None
+    return where, model
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """Every node gets a name of its own; the user's names stay."""
+    seen: set[str] = set()
+    for i, node in enumerate(model.graph.node):
+        name = node.name or f"{node.op_type}_{i}"
+        unique, k = name, 1
+        while unique in seen:
+            unique, k = f"{name}_{k}", k + 1
+        seen.add(unique)
+        node.name = unique
+
+
+def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
+    constants = {i.name for i in model.graph.initializer}
+    used: set[str] = set()
+    known: set[str] = set()
+    for value in model.graph.input:
+        if value.name in constants or not value.type.HasField("tensor_type"):
+            continue
+        if not value.type.tensor_type.HasField("shape"):
+            raise ModelError(where, f"input {value.name} has no shape", "Export it with one")
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                continue
+            names = [n for n in (f"{value.name}:{axis}", dim.dim_param) if n]
+            known.update(names)
+            name = next((n for n in names if n in fix), None)
+            if name is None:
+                label = dim.dim_param or f"{value.name}:{axis}"
+                raise ModelError(
+                    value.name,
+                    f"axis {axis} has the open size {dim.dim_param or '?'!r}, "
+                    "a program needs a number",
+                    f"Fix it with fix_dims={{{label!r}: 1}} or --fix-dim {label}=1",
+                )
+            if int(fix[name]) < 1:
+                raise ModelError(
+                    value.name,
+                    f"axis {axis} is fixed to {fix[name]}, the least is 1",
+                    "Give a size",
+                )
+            used.add(name)
+            dim.dim_value = int(fix[name])
+    for name in fix:
+        if name not in used:
+            raise ModelError(
+                where,
+                f"has no open dimension {name!r}, of {len(known)} open ones",
+                f"Use one of {sorted(known)}" if known else "Drop fix_dims",
+            )
+    for value in (*model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:  # inference fills them in anew
+            if not dim.HasField("dim_value"):
+                dim.Clear()
+
+
+def _merge_dequantizers(model: onnx.ModelProto) -> None:
+    """Of several DequantizeLinear of the same tensor, all but the first go."""
+    first: dict[tuple[str, ...], str] = {}
+    rename: dict[str, str] = {}
+    outputs = {o.name for o in model.graph.output}
+    kept = []
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = rename.get(name, name)
+        if node.op_type == "DequantizeLinear" and node.output[0] not in outputs:
+            key = (*node.input, str(sorted(a.SerializeToString() for a in node.attribute)))
+            if key in first:
+                rename[node.output[0]] = first[key]
+                continue
+            first[key] = node.output[0]
+        kept.append(node)
+    if rename:
+        del model.graph.node[:]
+        model.graph.node.extend(kept)
+
+
+def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Constants folded and shapes inferred.
+
+    Models with quantization pairs are left as they are: onnxruntime moves the pairs about.
+    So are models with operators that only we know.
+    """
+    quantized = any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in model.graph.node)
+    foreign = any(n.domain not in ("", "ai.onnx") for n in model.graph.node)
+    if not quantized and not foreign:
+        model = _ort_fold(where, model)
+    try:
+        return shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as e:
+        raise ModelError(
+            where, f"its shapes do not fit: {_first_line(e)}", "Export it again"
+        ) from None
+
+
+def _ort_fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "folded.onnx")
+        options.optimized_model_filepath = path
+        try:
+            ort.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as e:
+            raise ModelError(
+                where, f"onnxruntime refuses it: {_first_line(e)}", "Export the model again"
+            ) from None
+        folded = onnx.load(path)
+    # onnxruntime imports every domain it knows; keep those that nodes use
+    used = {n.domain for n in folded.graph.node} | {""}
+    opsets = [o for o in folded.opset_import if o.domain in used]
+    del folded.opset_import[:]
+    folded.opset_import.extend(opsets)
+    return folded
+
+
+# -- ONNX graph → ir.Graph -------------------------------------------------------------------
+
+
+def _graph(where: str, model: onnx.ModelProto) -> Graph:
+    g = model.graph
+    constants: dict[str, Array] = {i.name: numpy_helper.to_array(i) for i in g.initializer}
+    values: dict[str, Value] = {}
+    for info in (*g.value_info, *g.input, *g.output):
+        values[info.name] = _value(info)
+    nodes: list[Node] = []
+    for n in g.node:
+        if (
+            n.op_type == "Constant"
+            and n.domain in ("", "ai.onnx")
+            and n.attribute[0].name == "value"
+        ):
+            constants[n.output[0]] = numpy_helper.to_array(n.attribute[0].t)
+    for name, a in constants.items():
+        values[name] = Value(name, a.shape, _dtype_name(a.dtype))
+    for n in g.node:
+        if n.output and n.output[0] in constants:
+            continue
+        nodes.append(_node(n, values, constants))
+        for o in n.output:
+            values.setdefault(o, Value(o, (), OPAQUE))
+    inputs = tuple(i.name for i in g.input if i.name not in constants)
+    missing = [(n.name, i) for n in nodes for i in n.inputs if i and i not in values]
+    if missing:
+        node, name = missing[0]
+        raise ModelError(node, f"reads {name}, which nothing writes", "Export the model again")
+    return Graph(
+        g.name or where, tuple(nodes), values, constants, inputs, tuple(o.name for o in g.output)
+    )
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
+
+
+def _value(info: onnx.ValueInfoProto) -> Value:
+    if not info.type.HasField("tensor_type"):
+        return Value(info.name, (), OPAQUE)
+    tensor = info.type.tensor_type
+    dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    except (KeyError, TypeError):
+        return Value(info.name, (), OPAQUE)
+    if not tensor.HasField("shape") or -1 in dims:
+        return Value(info.name, (), OPAQUE)
+    return Value(info.name, tuple(dims), dtype)
+
+
+def _node(n: onnx.NodeProto, values: Mapping[str, Value], constants: Mapping[str, Array]) -> Node:
+    attrs: dict[str, Any] = {}
+    inputs = list(n.input)
+    for a in n.attribute:
+        if a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+            graphs = [a.g] if a.type == onnx.AttributeProto.GRAPH else list(a.graphs)
+            inputs += [v for v in _captured(graphs) if v not in inputs]
+            attrs[a.name] = OPAQUE
+            continue
+        v = helper.get_attribute_value(a)
+        attrs[a.name] = (
+            tuple(v) if isinstance(v, list) else v.decode() if isinstance(v, bytes) else v
+        )
+    op = n.op_type
+    if op == "Conv" or op in POOLS:
+        _explicit_window(op, attrs, inputs, n.output, values)
+    if op == "Reshape" or op in RENAMES:
+        attrs = {**attrs, "shape": values[n.output[0]].shape} if n.output[0] in values else attrs
+    domain = "" if n.domain == "ai.onnx" else n.domain
+    return Node(n.name, op, tuple(inputs), tuple(n.output), attrs, (), (n.name,), domain)
+
+
+def _captured(graphs: Iterable[onnx.GraphProto]) -> list[str]:
+    """Values of the outside that subgraphs read."""
+    names: list[str] = []
+    for g in graphs:
+        inside = {i.name for i in (*g.input, *g.initializer)}
+        inside |= {o for n in g.node for o in n.output}
+        for n in g.node:
+            subs = [s for a in n.attribute for s in ([a.g] if a.HasField("g") else list(a.graphs))]
+            names += [v for v in (*n.input, *_captured(subs)) if v and v not in inside]
+        names += [o.name for o in g.output if o.name not in inside]
+    return list(dict.fromkeys(names))
+
+
+def _explicit_window(
+    op: str,
+    attrs: dict[str, Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    values: Mapping[str, Value],
+) -> None:
+    """kernel_shape, strides, dilations and pads spelled out; auto_pad resolved."""
+    if op == "Conv":
+        w = values.get(inputs[1])
+        if w is None or len(w.shape) < 3:
+            return
+        attrs.setdefault("kernel_shape", w.shape[2:])
+        attrs.setdefault("group", 1)
+    kernel = attrs["kernel_shape"]
+    rank = len(kernel)
+    strides = attrs.setdefault("strides", (1,) * rank)
+    dilations = attrs.setdefault("dilations", (1,) * rank)
+    auto = attrs.pop("auto_pad", "NOTSET")
+    x, y = values.get(inputs[0]), values.get(outputs[0])
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        if x is None or y is None or len(x.shape) != rank + 2 or len(y.shape) != rank + 2:
+            return
+        before, after = [], []
+        for i in range(rank):
+            span = (kernel[i] - 1) * dilations[i] + 1
+            total = max(0, (y.shape[2 + i] - 1) * strides[i] + span - x.shape[2 + i])
+            small, large = total // 2, total - total // 2
+            before.append(small if auto == "SAME_UPPER" else large)
+            after.append(large if auto == "SAME_UPPER" else small)
+        attrs["pads"] = (*before, *after)
+    else:
+        attrs.setdefault("pads", (0,) * (2 * rank))
+
+
+# -- host segments ---------------------------------------------------------------------------
+
+
+def extract_host(
+    imported: Imported, node_sources: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+) -> bytes:
+    """A model of exactly these nodes.  Raises ModelError if onnxruntime cannot run it."""
+    model = _submodel(imported, node_sources, inputs, outputs)
+    _try_host(model, imported)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def host_can_run(imported: Imported, node: Node) -> bool:
+    """Has onnxruntime a kernel for this node?"""
+    constants = imported.graph.constants
+    inputs = [i for i in node.inputs if i and i not in constants]
+    try:
+        extract_host(imported, node.sources, inputs, [o for o in node.outputs if o])
+    except ModelError:
+        return False
+    return True
+
+
+def _submodel(
+    imported: Imported, node_sources: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+) -> onnx.ModelProto:
+    g, wanted = imported.model.graph, set(node_sources)
+    # Constant nodes are constants of our graph: they go wherever they are read
+    constant_nodes = {
+        n.output[0]: n for n in g.node if n.output and n.output[0] in imported.graph.constants
+    }
+    nodes = [n for n in g.node if n.name in wanted]
+    read = set()
+    for n in nodes:
+        subs = [s for a in n.attribute for s in ([a.g] if a.HasField("g") else list(a.graphs))]
+        read |= {*n.input, *_captured(subs)}
+    written = {o for n in nodes for o in n.output}
+    extra = [constant_nodes[v] for v in constant_nodes if v in read and v not in written]
+    infos = {i.name: i for i in (*g.value_info, *g.input, *g.output)}
+
+    def info(name: str) -> onnx.ValueInfoProto:
+        known: onnx.ValueInfoProto | None = infos.get(name)
+        if known is not None:
+            return known
+        value = imported.graph.values.get(name)
+        kind = TensorProto.FLOAT
+        if value is not None and value.dtype != OPAQUE:
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
+        return helper.make_tensor_value_info(name, kind, None)
+
+    graph = helper.make_graph(
+        [*extra, *nodes],
+        g.name or "host",
+        [info(i) for i in inputs],
+        [info(o) for o in outputs],
+        [i for i in g.initializer if i.name in read or i.name in outputs],
+    )
+    model = helper.make_model(
+        graph,
+        opset_imports=list(imported.model.opset_import),
+        functions=list(imported.model.functions),
+        ir_version=imported.model.ir_version,
+    )
+    return model
+
+
+def _try_host(model: onnx.ModelProto, imported: Imported) -> None:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = model.SerializeToString()
+    try:
+        ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return
+    except Exception as e:
+        reason = _first_line(e)
+    for node in model.graph.node:  # name the first node that alone fails
+        if len(model.graph.node) == 1:
+            break
+        constants = imported.graph.constants
+        with contextlib.suppress(ModelError):
+            reads = [i for i in node.input if i and i not in constants]
+            one = _submodel(imported, [node.name], reads, [o for o in node.output if o])
+            _try_host(one, imported)
+    node = model.graph.node[-1]
+    raise ModelError(
+        node.name,
+        f"operator {node.op_type} of domain {node.domain or 'ai.onnx'!r} is known neither to "
+        f"opennpu nor to onnxruntime ({reason})",
+        "Register it as an operator (docs/how-to/add-an-operator.md), or export without it",
+    )

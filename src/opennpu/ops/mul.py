@@ -1,0 +1,30 @@
+"""Mul: the product of two tensors of one shape, or of a tensor and a constant.  On the DPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from opennpu.hw.rk3588.common import Precision
+from opennpu.ir.graph import Node
+from opennpu.ops._elementwise import _Binary
+from opennpu.ops.base import Sample, apply_epilogue
+
+Array = npt.NDArray[Any]
+
+
+class Mul(_Binary):
+    kind = "Mul"
+    samples = (
+        Sample(((1, 16, 6, 7), (1, 16, 6, 7))),
+        Sample(((1, 40, 20, 20), (1, 40, 20, 20))),
+        Sample(((1, 24, 5, 5),), consts=((24, 1, 1),), precisions=(Precision.FP16,)),
+        Sample(((1, 8, 4, 4), (1, 8, 1, 1)), ok=False),
+    )
+
+    @staticmethod
+    def reference(node: Node, *inputs: Array) -> Array:
+        """a, b: any shape -> a * b, float32."""
+        return apply_epilogue(node, inputs[0].astype(np.float32) * inputs[1].astype(np.float32))

@@ -1,0 +1,24 @@
+"""Graph → graph.  `PASSES` is the order; each pass says what it requires and ensures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from opennpu.ir.graph import Graph
+from opennpu.ir.verify import verify
+from opennpu.passes import fuse, qdq
+
+PASSES: Sequence[Callable[[Graph], Graph]] = (
+    qdq.import_pairs,
+    fuse.normalise_gemm,
+    fuse.fuse_bias,
+    fuse.fuse_clips,
+)
+
+
+def run_passes(graph: Graph) -> Graph:
+    """All passes in order, the graph verified after each."""
+    for step in PASSES:
+        graph = step(graph)
+        verify(graph, step.__name__)
+    return graph

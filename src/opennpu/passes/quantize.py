@@ -1,0 +1,191 @@
+"""int8: ranges from histograms, codes and scales of weights, types of activations.
+
+The histograms come from `opennpu.frontends.calibration`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from opennpu.ir.graph import Array, Graph, Node, Quant, node_reads
+
+requires = "fused float graph"
+ensures = "float activations around int8 operators carry a Quant; their weights are int8 codes"
+
+BINS = 2048
+PERCENTILE = 99.99
+WEIGHT_AXIS = {"Conv": 0, "Gemm": 1, "MatMul": 1}
+SAME_CODES = (
+    *("MaxPool", "AveragePool", "GlobalAveragePool"),
+    *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"),
+)
+INT8_OPS = (*WEIGHT_AXIS, *SAME_CODES, "Add", "Mul", "Relu", "Clip", "Concat")
+
+Range = tuple[float, float]
+
+
+# -- ranges from histograms ------------------------------------------------------------------
+
+
+def percentile_range(counts: Array, low: float, high: float) -> Range:
+    """The smallest range that leaves out (100 - PERCENTILE) % of the elements on either side."""
+    edges = np.linspace(low, high, BINS + 1)
+    share = np.cumsum(counts) / max(1, counts.sum())
+    cut = (100 - PERCENTILE) / 100
+    first = int(np.searchsorted(share, cut, side="right"))
+    last = int(np.searchsorted(share, 1 - cut))
+    return min(0.0, float(edges[first])), max(0.0, float(edges[min(last + 1, BINS)]))
+
+
+def _shrunk(low: float, high: float) -> Iterable[Range]:
+    """Candidate ranges: both ends drawn in, together and apart."""
+    steps = np.linspace(0.3, 1.0, 36)
+    for f in steps:
+        yield low * f, high * f
+    if low < 0:
+        for f in steps:
+            yield low * f, high
+            yield low, high * f
+
+
+def mse_range(counts: Array, low: float, high: float) -> Range:
+    """The range with the least mean squared error of rounding and clipping."""
+    edges = np.linspace(low, high, BINS + 1)
+    centres = (edges[:-1] + edges[1:]) / 2
+    best, least = (low, high), np.inf
+    for a, b in _shrunk(low, high):
+        scale = (b - a) / 255
+        if scale <= 0:
+            continue
+        zero = np.rint(-128 - a / scale)
+        back = (np.clip(np.rint(centres / scale) + zero, -128, 127) - zero) * scale
+        error = float((counts * (back - centres) ** 2).sum())
+        if error < least:
+            best, least = (a, b), error
+    return best
+
+
+def entropy_range(counts: Array, low: float, high: float) -> Range:
+    """The range whose 256-level distribution diverges least from the original (KL)."""
+    edges = np.linspace(low, high, BINS + 1)
+    centres = (edges[:-1] + edges[1:]) / 2
+    p = counts / max(1, counts.sum())
+    best, least = (low, high), np.inf
+    for a, b in _shrunk(low, high):
+        scale = (b - a) / 255
+        if scale <= 0:
+            continue
+        level = np.clip(np.rint((centres - a) / scale), 0, 255).astype(int)
+        mass = np.bincount(level, p, 256)
+        width = np.bincount(level, p > 0, 256)
+        q = np.where(p > 0, (mass / np.maximum(width, 1))[level], 0)
+        seen = p > 0
+        kl = float((p[seen] * np.log(p[seen] / np.maximum(q[seen], 1e-30))).sum())
+        outside = float(p[(centres < a) | (centres > b)].sum())
+        if kl + outside < least:
+            best, least = (a, b), kl + outside
+    return best
+
+
+METHODS: dict[str, Callable[[Array, float, float], Range]] = {
+    "minmax": lambda counts, low, high: (low, high),
+    "percentile": percentile_range,
+    "mse": mse_range,
+    "entropy": entropy_range,
+}
+
+
+# -- the graph -------------------------------------------------------------------------------
+
+
+def activation_quant(low: float, high: float) -> Quant:
+    """Asymmetric int8 over a range that holds 0; 0 itself is a code."""
+    low, high = min(0.0, low), max(0.0, high)
+    if high - low < 1e-12:
+        high = low + 1.0
+    scale = np.float32((high - low) / 255)
+    zero = np.int32(np.clip(np.rint(-128 - low / scale), -128, 127))
+    return Quant(np.asarray(scale), np.asarray(zero))
+
+
+def weight_quant(w: Array, axis: int) -> tuple[Array, Quant]:
+    """Symmetric int8 per output channel: (codes, quantization)."""
+    other = tuple(i for i in range(w.ndim) if i != axis)
+    top = np.abs(w).max(other)
+    scale = np.where(top > 0, top / 127, 1.0).astype(np.float32)
+    quant = Quant(scale, np.zeros(scale.shape, np.int32), axis)
+    return quant.quantize(w), quant
+
+
+def quantize(graph: Graph, ranges: Mapping[str, Range]) -> Graph:
+    """Give int8 types to every operator that has an int8 program."""
+    values, constants = dict(graph.values), dict(graph.constants)
+    groups = _same_codes(graph)
+    spans: dict[str, Range] = {}
+    for name, (low, high) in ranges.items():
+        root = groups.get(name, name)
+        a, b = spans.get(root, (0.0, 0.0))
+        spans[root] = (min(a, low), max(b, high))
+    nodes = []
+    for n in graph.nodes:
+        activations = [v for v in (*node_reads(n), *n.outputs) if v and v not in constants]
+        if not _wants_int8(n, graph, activations, spans, groups):
+            nodes.append(n)
+            continue
+        for v in activations:
+            root = groups.get(v, v)
+            values[v] = replace(values[v], quant=activation_quant(*spans[root]))
+        nodes.append(_quantize_weights(n, values, constants))
+    return graph.with_(nodes=tuple(nodes), values=values, constants=constants)
+
+
+def _wants_int8(
+    n: Node,
+    graph: Graph,
+    activations: list[str],
+    spans: Mapping[str, Any],
+    groups: Mapping[str, str],
+) -> bool:
+    if n.op not in INT8_OPS or n.domain:
+        return False
+    if n.op in WEIGHT_AXIS:
+        weights = graph.constants.get(n.inputs[1])
+        if weights is None or not np.isfinite(weights).all():
+            return False
+    if n.op in ("Add", "Mul") and any(i in graph.constants for i in n.inputs):
+        return False
+    return all(groups.get(v, v) in spans for v in activations)
+
+
+def _same_codes(graph: Graph) -> dict[str, str]:
+    """Value → representative of all that must share its quantization."""
+    root: dict[str, str] = {}
+
+    def find(v: str) -> str:
+        while root.get(v, v) != v:
+            v = root[v]
+        return v
+
+    for n in graph.nodes:
+        if n.op in SAME_CODES and not n.epilogue:
+            a, b = find(n.inputs[0]), find(n.outputs[0])
+            root.setdefault(a, a)
+            root[b] = a
+    return {v: find(v) for v in root}
+
+
+def _quantize_weights(n: Node, values: dict[str, Any], constants: dict[str, Array]) -> Node:
+    """Weights of ``n`` as int8 constants of their own (others may share the float ones)."""
+    if n.op not in WEIGHT_AXIS or values[n.inputs[1]].quant is not None:
+        return n
+    name = f"{n.name}/codes"
+    codes, quant = weight_quant(constants[n.inputs[1]], WEIGHT_AXIS[n.op])
+    constants[name] = codes
+    values[name] = replace(
+        values[n.inputs[1]], name=name, shape=codes.shape, dtype="int8", quant=quant
+    )
+    return n.with_(inputs=(n.inputs[0], name, *n.inputs[2:]))

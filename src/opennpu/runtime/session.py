@@ -1,0 +1,483 @@
+"""Run a program: load its buffers once, then pack, submit, wait and unpack for every call.
+
+The interface is onnxruntime's where the two overlap: ``run``, ``get_inputs``, ``get_outputs``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from opennpu.device import open_device
+from opennpu.device.base import Buffer, Bytes, Device, Job, JobTask, Kind, closed
+from opennpu.emu import timing
+from opennpu.errors import DeviceError, InputError, NPUError, ProgramError
+from opennpu.hw import layout
+from opennpu.hw.regcmd import WORD_BYTES
+from opennpu.hw.rk3588.common import Precision
+from opennpu.hw.rk3588.pc import INTERRUPT_MASK
+from opennpu.program import (
+    Array,
+    HostSegment,
+    NpuSegment,
+    PlacedTask,
+    Program,
+    Tensor,
+    ValueInfo,
+    bind,
+    check_program,
+    load,
+)
+
+DPU_DONE = INTERRUPT_MASK(dpu_0=1, dpu_1=1).word
+FP16_MAX = float(np.finfo(np.float16).max)
+ORT_TYPES = {"float32": "float", "float64": "double"}  # the others have NumPy's names
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or output, as onnxruntime describes one."""
+
+    name: str
+    shape: list[int]
+    type: str  # "tensor(float)"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """What one segment did in one run."""
+
+    name: str
+    kind: str  # "npu" or "host"
+    seconds: float  # on the NPU: predicted unless ``measured``; on the host: wall time
+    measured: bool
+    tasks: int = 0
+    jobs: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    host_nodes: int = 0
+    violations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What one run did: sums over its segments."""
+
+    segments: tuple[SegmentInfo, ...] = field(repr=False)
+    tasks: int = 0
+    jobs: int = 0
+    bytes_moved: int = 0  # read and written by the NPU
+    npu_s: float = 0.0
+    measured: bool = False  # ``npu_s`` comes from a board, not from the cycle model
+    host_s: float = 0.0  # wall time in onnxruntime
+    host_nodes: int = 0
+    violations: tuple[str, ...] = ()
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Time on the NPU by the cycle model; None if it was measured."""
+        return None if self.measured else self.npu_s
+
+    @property
+    def measured_s(self) -> float | None:
+        """Time on the NPU as measured on a board; None if it was predicted."""
+        return self.npu_s if self.measured else None
+
+
+def _sum_up(segments: Sequence[SegmentInfo]) -> RunInfo:
+    npu = [s for s in segments if s.kind == "npu"]
+    return RunInfo(
+        tuple(segments),
+        tasks=sum(s.tasks for s in npu),
+        jobs=sum(s.jobs for s in npu),
+        bytes_moved=sum(s.bytes_read + s.bytes_written for s in npu),
+        npu_s=sum(s.seconds for s in npu),
+        measured=bool(npu) and all(s.measured for s in npu),
+        host_s=sum(s.seconds for s in segments if s.kind == "host"),
+        host_nodes=sum(s.host_nodes for s in segments),
+        violations=tuple(v for s in npu for v in s.violations),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Npu:
+    """A segment in device memory."""
+
+    segment: NpuSegment
+    arena: Buffer
+    jobs: tuple[tuple[Job, tuple[PlacedTask, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """A segment in onnxruntime."""
+
+    segment: HostSegment
+    session: Any
+
+
+class InferenceSession:
+    """A program on a device.  A context manager; `run` may be called from several threads.
+
+    program: a Program, or the path of a .npu file.
+    device: a Device of yours, which stays open; a name for `open_device`; None to find a
+        board, else the emulator.
+    timeout_s: limit of one job on the device.
+    Raises ProgramError, DeviceError.
+    """
+
+    last: RunInfo | None = None
+    """What the latest run did."""
+
+    def __init__(
+        self,
+        program: Program | str | os.PathLike[str],
+        device: Device | str | None = None,
+        *,
+        timeout_s: float = 6.0,
+    ) -> None:
+        self.program = program if isinstance(program, Program) else load(program)
+        check_program(self.program)
+        self._lock = threading.Lock()
+        self._buffers: list[Buffer] = []
+        self._parts: list[_Npu | _Host] = []
+        hosts = {
+            i: _host(s) for i, s in enumerate(self.program.segments) if isinstance(s, HostSegment)
+        }
+        self._owned = device is None or isinstance(device, str)
+        self.device: Device = (
+            open_device(device) if device is None or isinstance(device, str) else device
+        )
+        self._open = True
+        try:
+            self._load(hosts, timeout_s)
+        except BaseException:
+            with suppress(DeviceError):  # the first error is the one to tell
+                self.close()
+            raise
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Inputs in order."""
+        return [_node_arg(v) for v in self.program.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Outputs in order."""
+        return [_node_arg(v) for v in self.program.outputs]
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Array] | Sequence[Array],
+    ) -> list[Array]:
+        """Outputs for ``feeds``: by input name, or in the order of the inputs.
+
+        output_names: which outputs, in which order; None for all.
+        Raises InputError, DeviceError, ViolationError.
+        """
+        values = _checked(self.program.inputs, feeds)
+        given = {id(v) for v in values.values()}
+        known = [v.name for v in self.program.outputs]
+        names = known if output_names is None else list(output_names)
+        for name in names:
+            if name not in known:
+                raise InputError(
+                    str(name),
+                    f"the program has no such output, it has {len(known)}",
+                    f"Ask for {_listed(known)}",
+                )
+        with self._lock:
+            if not self._open:
+                raise closed("session")
+            done = []
+            for part in self._parts:
+                step = self._run_npu if isinstance(part, _Npu) else self._run_host
+                done.append(step(part, values))  # type: ignore[arg-type]
+            self.last = _sum_up(done)
+        return [np.array(values[n]) if id(values[n]) in given else values[n] for n in names]
+
+    def close(self) -> None:
+        """Free all device memory; close the device if this session opened it."""
+        with self._lock:
+            self._open = False
+            self._parts.clear()
+            first: DeviceError | None = None
+            while self._buffers:
+                try:
+                    self._buffers.pop().free()
+                except DeviceError as e:  # the others must be freed all the same
+                    first = first or e
+            if self._owned:
+                self._owned = False
+                self.device.close()
+            if first:
+                raise first
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- loading -----------------------------------------------------------------------------
+
+    def _alloc(self, nbytes: int, kind: Kind) -> Buffer:
+        buffer = self.device.alloc(max(1, nbytes), kind)
+        self._buffers.append(buffer)
+        return buffer
+
+    def _load(self, hosts: Mapping[int, Any], timeout_s: float) -> None:
+        segments = self.program.segments
+        npu = [s for s in segments if isinstance(s, NpuSegment)]
+        arena = self._alloc(max(s.arena_bytes for s in npu), "arena") if npu else None
+        consts: dict[bytes, Buffer] = {}
+        for i, s in enumerate(segments):
+            if isinstance(s, HostSegment):
+                self._parts.append(_Host(s, hosts[i]))
+                continue
+            assert arena is not None
+            if s.const not in consts:
+                consts[s.const] = const = self._alloc(len(s.const), "const")
+                _fill(const, s.const)
+            code = self._alloc(len(s.code), "code")
+            homes = {"code": code, "const": consts[s.const], "arena": arena}
+            _fill(code, bind(s, {k: b.iova for k, b in homes.items()}))
+            jobs = self._jobs(s, code, consts[s.const], arena, timeout_s)
+            self._parts.append(_Npu(s, arena, tuple(jobs)))
+
+    def _jobs(
+        self, s: NpuSegment, code: Buffer, const: Buffer, arena: Buffer, timeout_s: float
+    ) -> list[tuple[Job, tuple[PlacedTask, ...]]]:
+        """The segment's tasks in as few submits as the device allows."""
+        info = self.device.info
+        jobs = []
+        for k in range(0, len(s.tasks), info.tasks_per_job):
+            placed = s.tasks[k : k + info.tasks_per_job]
+            for t in placed:
+                if not info.ppu and not t.int_mask & DPU_DONE:
+                    raise ProgramError(
+                        t.node,
+                        f"its task ends with interrupt bits {t.int_mask:#x}, {info.name} "
+                        f"({info.abi}) waits for {DPU_DONE:#x} only",
+                        "Compile with target='rocket'",
+                    )
+            tasks = tuple(
+                JobTask(code.iova + t.word * WORD_BYTES, t.words, t.units, t.int_mask, t.node)
+                for t in placed
+            )
+            jobs.append((Job(tasks, (code, const), (arena,), timeout_s=timeout_s), placed))
+        return jobs
+
+    # -- running -----------------------------------------------------------------------------
+
+    def _run_npu(self, part: _Npu, values: dict[str, Array]) -> SegmentInfo:
+        s = part.segment
+        packed = [(t.ref.offset, _pack(t, values[t.name])) for t in s.inputs]
+        with part.arena.cpu() as mem:
+            for offset, data in packed:
+                mem[offset : offset + data.size] = data
+        read = written = 0
+        seconds, measured = 0.0, bool(part.jobs)
+        violations: list[str] = []
+        for job, placed in part.jobs:
+            result = self.device.wait(self.device.submit(job))
+            costs = [t.cost for t in placed]
+            read += result.bytes_read or sum(c.read_bytes for c in costs)
+            written += result.bytes_written or sum(c.write_bytes for c in costs)
+            seconds += result.seconds or timing.job_seconds(
+                ((c.mac_cycles, c.read_bytes + c.write_bytes) for c in costs),
+                chained=self.device.info.chained,
+            )
+            measured &= result.measured
+            violations += result.violations
+        with part.arena.cpu() as mem:
+            for t in s.outputs:
+                values[t.name] = _unpack(t, mem[t.ref.offset : t.ref.offset + t.nbytes])
+        return SegmentInfo(
+            s.name,
+            "npu",
+            seconds,
+            measured,
+            tasks=len(s.tasks),
+            jobs=len(part.jobs),
+            bytes_read=read,
+            bytes_written=written,
+            violations=tuple(violations),
+        )
+
+    def _run_host(self, part: _Host, values: dict[str, Array]) -> SegmentInfo:
+        s = part.segment
+        began = time.perf_counter()
+        try:
+            results = part.session.run(list(s.outputs), {n: values[n] for n in s.inputs})
+        except Exception as e:  # onnxruntime's own exceptions have no common base
+            raise _ort_error(s, "run", e) from e
+        values.update(zip(s.outputs, results, strict=True))
+        seconds = time.perf_counter() - began
+        return SegmentInfo(s.name, "host", seconds, True, host_nodes=len(s.nodes))
+
+
+def _fill(buffer: Buffer, data: bytes | Bytes) -> None:
+    with buffer.cpu() as mem:
+        mem[: len(data)] = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+
+
+# -- arrays ↔ device memory ------------------------------------------------------------------
+
+
+def _pack(t: Tensor, x: Array) -> Bytes:
+    """A logical array as the bytes of its cube.  Raises InputError for what cannot be said."""
+    if x.shape != t.shape:
+        raise InputError(
+            t.name,
+            f"shape is {_dims(x.shape)}, the compiled program takes {_dims(t.shape)}",
+            "Compile the model again for this shape",
+        )
+    cube = x.transpose(t.view.perm).reshape(t.view.nhwc)
+    if t.precision is Precision.INT8 and t.scale:
+        cube = _quantize(t, cube)
+    elif t.precision is Precision.FP16 and x.dtype != np.float16:
+        _check_fp16(t, cube)
+    pack = layout.pack_weights if t.weights else layout.pack_cube
+    return pack(cube, t.precision, t.channels)
+
+
+def _quantize(t: Tensor, x: Array) -> Array:
+    """Real numbers → int8 codes, ties to even, saturating as QuantizeLinear does."""
+    if np.isnan(x).any():
+        raise InputError(t.name, "holds NaN, which int8 cannot say", "Clean the data first")
+    codes = np.rint(x / np.float32(t.scale)) + t.zero_point
+    return np.asarray(np.clip(codes, -128, 127), np.int8)
+
+
+def _check_fp16(t: Tensor, x: Array) -> None:
+    """Infinities and NaN may pass; a finite number must not become one."""
+    big = (x > FP16_MAX) | (x < -FP16_MAX)
+    if big.any():
+        worst = x[big & np.isfinite(x)]
+        if worst.size:
+            raise InputError(
+                t.name,
+                f"holds {worst[np.argmax(np.abs(worst))]:g}, fp16 ends at {FP16_MAX:g}",
+                "Scale the data down, or leave this part of the model to the CPU",
+            )
+
+
+def _unpack(t: Tensor, data: Bytes) -> Array:
+    """The bytes of a cube as a logical array of the model's dtype, in memory of its own."""
+    x = layout.unpack_cube(np.array(data), t.view.nhwc, t.precision, t.channels)
+    if t.precision is Precision.INT8 and t.scale:
+        x = (x.astype(np.float32) - np.float32(t.zero_point)) * np.float32(t.scale)
+    permuted = tuple(t.shape[p] for p in t.view.perm)
+    x = x.reshape(permuted).transpose(np.argsort(t.view.perm))
+    return np.ascontiguousarray(x.astype(t.dtype, copy=False))
+
+
+# -- what users pass -------------------------------------------------------------------------
+
+
+def _checked(
+    inputs: Sequence[ValueInfo], feeds: Mapping[str, Array] | Sequence[Array]
+) -> dict[str, Array]:
+    """Feeds by name, each of the declared shape and dtype.  Raises InputError."""
+    names = [v.name for v in inputs]
+    if not isinstance(feeds, Mapping):
+        if len(feeds) != len(names):
+            raise InputError(
+                "run",
+                f"{len(feeds)} arrays were passed, the program takes {len(names)}",
+                f"Pass {_listed(names)}, in this order",
+            )
+        feeds = dict(zip(names, feeds, strict=True))
+    for name in feeds:
+        if name not in names:
+            raise InputError(
+                str(name),
+                f"the program has no such input, it has {len(names)}",
+                f"Pass {_listed(names)}",
+            )
+    values = {}
+    for v in inputs:
+        if v.name not in feeds:
+            raise InputError(
+                v.name,
+                f"is missing: {len(feeds)} of {len(names)} inputs were passed",
+                f"Pass {_listed(names)}",
+            )
+        x = _array(v.name, feeds[v.name])
+        if x.dtype != np.dtype(v.dtype):
+            raise InputError(
+                v.name,
+                f"dtype is {x.dtype}, the program takes {v.dtype}",
+                f"Pass x.astype({v.dtype!r})",
+            )
+        if x.shape != v.shape:
+            raise InputError(
+                v.name,
+                f"shape is {_dims(x.shape)}, the program takes {_dims(v.shape)}",
+                "Reshape or resize the data, or compile the model for this shape",
+            )
+        values[v.name] = x
+    return values
+
+
+def _array(name: str, value: Any) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError as e:
+        raise InputError(name, f"is no array: {e}", "Pass a NumPy array") from e
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return str(list(shape))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def _node_arg(v: ValueInfo) -> NodeArg:
+    return NodeArg(v.name, list(v.shape), f"tensor({ORT_TYPES.get(v.dtype, v.dtype)})")
+
+
+# -- onnxruntime -----------------------------------------------------------------------------
+
+
+def _host(s: HostSegment) -> Any:
+    """An onnxruntime session for a host segment.  Raises ProgramError."""
+    try:
+        import onnxruntime as ort
+    except ImportError as e:
+        n = max(1, len(s.nodes))
+        raise ProgramError(
+            f"segment {s.name}",
+            f"{n} of the model's nodes run in onnxruntime, which is not installed",
+            "Install it: pip install 'opennpu[onnx]'",
+        ) from e
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    try:
+        return ort.InferenceSession(s.onnx, options, providers=["CPUExecutionProvider"])
+    except Exception as e:
+        raise _ort_error(s, "load", e) from e
+
+
+def _ort_error(s: HostSegment, verb: str, e: Exception) -> NPUError:
+    first = str(e).strip().splitlines()[0:1]
+    return ProgramError(
+        f"segment {s.name}",
+        f"onnxruntime cannot {verb} it: {first[0] if first else type(e).__name__}",
+        "Check that the model runs in onnxruntime, then compile it again",
+    )
