@@ -7,9 +7,11 @@ import json
 
 from examples.models.fetch import fetch
 
+CLASSES = 1000
+
 
 @functools.cache
 def labels() -> tuple[str, ...]:
-    """Class index -> name.  Downloads the list on first use; raises FetchError."""
+    """Class index -> its first name.  Downloads the list on first use; raises FetchError."""
     names = json.loads(fetch("imagenet-names").read_text(encoding="utf-8"))
-    return tuple(names)
+    return tuple(names[str(i)].split(", ")[0] for i in range(CLASSES))

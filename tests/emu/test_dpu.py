@@ -374,6 +374,47 @@ def test_mrdma_walks_lines_and_surfaces_with_notches() -> None:
     np.testing.assert_array_equal(got.reshape(rows, cols), x)
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(8, 8), (16, 24), (24, 8)])
+def test_tp_org_en_turns_a_row_major_matrix_into_a_cube_and_back(rows: int, cols: int) -> None:
+    """seeds-and-mtx512.md 2.5: [R][L] -> cube with C=R, W=L, and the way back."""
+    x = np.arange(rows * cols).astype(np.int16).reshape(rows, cols)
+    bench = Bench()
+    bench.put(X, x)
+    writer = dpu.BS_OW_CFG(od_bypass=1, size_e_0=7, size_e_1=7, size_e_2=7, tp_org_en=1)
+    to_cube = flying(
+        P.INT16,
+        1,
+        writer,
+        dpu.DATA_CUBE_HEIGHT(height=rows),
+        dpu.DATA_CUBE_NOTCH_ADDR(notch_addr_0=cols - 1, notch_addr_1=cols - 1),
+        dpu.WDMA_SIZE_0(channel_wdma=cols, size_c_wdma=cols // 8 - 1, tp_precision=1),
+        dpu.WDMA_SIZE_1(width_wdma=1, height_wdma=rows // 8),
+        dpu.DST_SURF_STRIDE(dst_surf_stride=1),
+        dpu.SURFACE_ADD(surf_add=8),
+        dpu_rdma.RDMA_DATA_CUBE_HEIGHT(height=rows),
+        dpu_rdma.RDMA_SRC_DMA_CFG(line_notch_addr=cols // 8 - 1),
+        dpu_rdma.RDMA_SURF_NOTCH(surf_notch_addr=-(rows - 1) * cols // 8),
+        surfaces=cols // 8,
+    )
+    assert bench.run((to_cube, FLYING)).completed
+    cube = layout.unpack_cube(bench.memory[Y:], (1, 1, cols, rows), P.INT16)
+    np.testing.assert_array_equal(cube.reshape(cols, rows).T, x)
+    back = flying(
+        P.INT16,
+        cols,
+        writer,
+        dpu.DST_BASE_ADDR(dst_base_addr=EW),
+        dpu.WDMA_SIZE_0(channel_wdma=rows, size_c_wdma=rows // 8 - 1, tp_precision=1),
+        dpu.WDMA_SIZE_1(width_wdma=cols // 8, height_wdma=1),
+        dpu.DST_SURF_STRIDE(dst_surf_stride=cols // 8),
+        dpu.SURFACE_ADD(surf_add=cols),
+        dpu_rdma.RDMA_SRC_BASE_ADDR(src_base_addr=Y),
+        surfaces=rows // 8,
+    )
+    assert bench.run((back, FLYING)).completed
+    np.testing.assert_array_equal(bench.memory[EW:].view(np.int16)[: x.size], x.reshape(-1))
+
+
 # -- tables (measured.md A.11) -------------------------------------------------------------------
 
 

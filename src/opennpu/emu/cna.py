@@ -419,7 +419,7 @@ def check_weight_size(ctx: Context, g: Group, geo: Geometry) -> int:
 
 
 def unpack_weights(geo: Geometry, raw: Array) -> Array:
-    """Bytes -> [tap, channel, kernel]; depthwise [tap, channel].
+    """Bytes -> [tap, kernel, channel]; depthwise [tap, channel].
 
     Memory order (measured.md A.2, hardware.md E.2): kernel groups, channel groups, ky, kx,
     kernel, channel; the last group of either kind is as narrow as what remains.
@@ -428,28 +428,24 @@ def unpack_weights(geo: Geometry, raw: Array) -> Array:
     c, k, taps = geo.channels, geo.kernels, geo.taps
     if geo.depthwise:
         lanes = chip.DEPTHWISE_GROUP[geo.precision]
-        out = np.empty((taps, c), w.dtype)
+        flat = np.empty((taps, c), w.dtype)
         for at in range(0, c, lanes):
             n = min(lanes, c - at)
-            out[:, at : at + n] = w[at * taps : (at + n) * taps].reshape(taps, n)
-        return out
+            flat[:, at : at + n] = w[at * taps : (at + n) * taps].reshape(taps, n)
+        return flat
     kg, cg = chip.KERNEL_GROUP[geo.precision], chip.CHANNEL_GROUP[geo.precision]
-    out = np.empty((taps, c, k), w.dtype)
+    out = np.empty((taps, k, c), w.dtype)
     whole = c // cg * cg
-    runs = [(0, k // kg * kg, kg), (k // kg * kg, k, k % kg)]
-    for first, last, n in runs:
+    for first, last, n in ((0, k // kg * kg, kg), (k // kg * kg, k, k % kg)):
         if first == last:
             continue
         block = w[first * taps * c : last * taps * c].reshape(-1, n * taps * c)
-        groups = block.shape[0]
+        into = out[:, first:last].reshape(taps, -1, n, c)  # splitting axes keeps a view
         if whole:
-            part = block[:, : n * taps * whole].reshape(groups, whole // cg, taps, n, cg)
-            into = out[:, :whole, first:last].reshape(taps, whole // cg, cg, groups, n)
-            into[...] = part.transpose(2, 1, 4, 0, 3)
-            out[:, :whole, first:last] = into.reshape(taps, whole, last - first)
+            part = block[:, : n * taps * whole].reshape(-1, whole // cg, taps, n, cg)
+            target = into[..., :whole].reshape(taps, -1, n, whole // cg, cg)
+            target[...] = part.transpose(2, 0, 3, 1, 4)
         if whole < c:
-            part = block[:, n * taps * whole :].reshape(groups, taps, n, c - whole)
-            out[:, whole:, first:last] = part.transpose(1, 3, 0, 2).reshape(
-                taps, c - whole, last - first
-            )
+            part = block[:, n * taps * whole :].reshape(-1, taps, n, c - whole)
+            into[..., whole:] = part.transpose(1, 0, 2, 3)
     return out

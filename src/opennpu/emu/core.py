@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 
 UNIT = "CORE"
 CHUNK = 1 << 16  # accumulators worked on at a time: keeps temporaries in the cache
-WEIGHT_ELEMENTS = 1 << 23  # weights widened to float64 at a time: 64 MiB
+PROOF_PIXELS = 64  # below it checking every sum is cheaper than the proof that none needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _direct_int(geo: cna.Geometry, x: Array, w: Array) -> Array:
                 wide = out.astype(np.float64) if wide is None else wide + out
                 out[...] = 0
                 used = 0
-            part = seen[:, c : c + n] @ w[tap, c : c + n].astype(dtype)
+            part = seen[:, c : c + n] @ w[tap, :, c : c + n].astype(dtype).T
             out = part if not used else np.add(out, part, out=out)
             used += n
     return out if wide is None else wide + out
@@ -175,51 +175,46 @@ def _direct_blas(geo: cna.Geometry, x: Array, w: Array) -> Array:
     rows = slice(0, geo.out[0])
     for tap, y0, x0 in _taps(geo):
         seen = _under_tap(x, geo, y0, x0, rows).reshape(geo.pixels, geo.channels)
-        out += seen @ w[tap].astype(np.float32)
+        out += seen @ w[tap].astype(np.float32).T
     return out
 
 
 def _direct_float(ctx: Context, geo: cna.Geometry, x: Array, w: Array) -> Array:
     """[pixels, kernels] fp32 by the group rule (measured.md A.7)."""
     width = chip.CHANNEL_GROUP[geo.precision]
-    firsts = range(0, geo.channels, width)
     half = geo.precision is Precision.FP16
-    groups = [np.ascontiguousarray(x[:, :, c : c + width], np.float64) for c in firsts]
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = [np.sqrt(np.einsum("hwc,hwc->hw", f, f)) for f in groups]
-    out = np.zeros((geo.pixels, geo.kernels), np.float32)
-    block = max(16, WEIGHT_ELEMENTS // (geo.taps * geo.channels))
+    groups = [
+        np.ascontiguousarray(x[:, :, c : c + width], np.float64)
+        for c in range(0, geo.channels, width)
+    ]
+    norms = [_norm(f) for f in groups]
+    proven = (
+        half
+        and geo.pixels >= PROOF_PIXELS
+        and bool(np.isfinite(x).all() and np.isfinite(w).all())
+        and numerics.exact_by_size(x, w.astype(np.float32), width, numerics.HALF_SCALE)
+    )
     order = [(c, t) for c in range(len(groups)) for t in _taps(geo)]
     if ctx.policy.group_order == "tap_major":
         order = [(c, t) for t in _taps(geo) for c in range(len(groups))]
-    finite_x = bool(np.isfinite(x).all())
-    for k in range(0, geo.kernels, block):
-        w32 = w[:, :, k : k + block].astype(np.float32)
-        proven = (
-            half
-            and finite_x
-            and bool(np.isfinite(w32).all())
-            and numerics.exact_by_size(x, w32, width, numerics.HALF_SCALE)
-        )
-        w64 = {
-            (c, tap): w32[tap, c * width : (c + 1) * width].astype(np.float64)
-            for c, (tap, _, _) in order
-        }
-        with np.errstate(over="ignore", invalid="ignore"):
-            w_norms = {key: np.sqrt(np.einsum("co,co->o", v, v)) for key, v in w64.items()}
-        kernels = w32.shape[2]
-        for rows in _row_chunks(geo, kernels):
-            pixels = (rows.stop - rows.start) * geo.out[1]
-            acc = np.zeros((pixels, kernels), np.float32)
-            for c, (tap, y0, x0) in order:
-                f = _under_tap(groups[c], geo, y0, x0, rows).reshape(pixels, -1)
-                n = _under_tap(norms[c], geo, y0, x0, rows).reshape(pixels)
-                with np.errstate(over="ignore", invalid="ignore"):
-                    acc += numerics.exact_group(
-                        f, w64[c, tap], n, w_norms[c, tap], proven=proven, half=half
-                    )
-            at = rows.start * geo.out[1]
-            out[at : at + pixels, k : k + kernels] = acc
+    out = np.zeros((geo.pixels, geo.kernels), np.float32)
+    for c, (tap, y0, x0) in order:
+        kernels = w[tap, :, c * width : (c + 1) * width].astype(np.float64)
+        kernel_norms = _norm(kernels)
+        for rows in _row_chunks(geo, geo.kernels):
+            first, last = rows.start * geo.out[1], rows.stop * geo.out[1]
+            f = _under_tap(groups[c], geo, y0, x0, rows).reshape(last - first, -1)
+            n = _under_tap(norms[c], geo, y0, x0, rows).reshape(-1)
+            numerics.add_exact_groups(
+                out[first:last], f, kernels, n, kernel_norms, proven=proven, half=half
+            )
+    return out
+
+
+def _norm(a: Array) -> Array:
+    """Euclidean norm over the last axis."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        out: Array = np.sqrt(np.einsum("...c,...c->...", a, a))
     return out
 
 

@@ -28,6 +28,7 @@ ATOM = chip.ATOM_BYTES
 TO_MEMORY = 2  # OUTPUT_MODE
 MAX_SURFACES = 8  # of a kernel group: SIZE_E has 3 bits
 MAX_SHIFT = 63
+TRANSPOSE = 8  # pixels and channels of a block that TP_ORG_EN transposes
 OUTPUTS = (
     Precision.INT8,
     Precision.INT16,
@@ -165,7 +166,6 @@ def _check_modes(ctx: Context, g: Group, depthwise: bool) -> None:
         "MC_SURF_OUT": fmt.mc_surf_out,
         "MINMAX_CTL": height.minmax_ctl,
         "RGP_CNTER": ow.rgp_cnter,
-        "TP_ORG_EN": ow.tp_org_en,
     }
     for name, value in unusual.items():
         ctx.require(not value, "dpu.not_modelled", UNIT, f"has {name} {value}")
@@ -557,6 +557,9 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
         out[:, cube.real :] = 0
     if ctx.garbage:
         out.view(np.uint8)[...] = ctx.policy.poison
+    if ow.tp_org_en:
+        _write_transposed(ctx, g, cube, out)
+        return
     per_group, rest = divmod(cube.lanes * out.itemsize, ATOM)
     ctx.require(
         rest == 0 and 0 < per_group <= MAX_SURFACES,
@@ -602,6 +605,48 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
             UNIT,
             f"ends with {channels % cube.lanes} of {cube.lanes} channels in the last group",
         )
+
+
+def _write_transposed(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
+    """TP_ORG_EN: atoms of 8 channels of a pixel become atoms of 8 pixels of a channel.
+
+    The atom of channel c and pixels 8k..8k+7 goes to (c div 8) * SURFACE_ADD + (c mod 8) *
+    DST_SURF_STRIDE + the place of pixel k in a WDMA-sized cube.  Explains the vendor's layout
+    conversions in both directions (seeds-and-mtx512.md 2.5); only 16-bit copies are modelled.
+    """
+    ow, wdma = g.get(dpu.BS_OW_CFG), g.get(dpu.WDMA_SIZE_1)
+    rows, cols = wdma.height_wdma, wdma.width_wdma
+    pixels, channels = out.shape
+    usual = (
+        bool(g.get(dpu.FEATURE_MODE_CFG).flying_mode)
+        and out.itemsize == 2
+        and cube.lanes == TRANSPOSE
+        and g.get(dpu.WDMA_SIZE_0).tp_precision == 1
+        and ow.size_e_2 == TRANSPOSE - 1
+        and pixels == rows * cols * TRANSPOSE
+        and channels % TRANSPOSE == 0
+    )
+    ctx.require(
+        usual,
+        "dpu.not_modelled",
+        UNIT,
+        f"transposes {pixels} px of {channels} channels, {out.itemsize} bytes each, into "
+        f"{rows}x{cols} atoms, SIZE_E {ow.size_e_2}",
+    )
+    blocks = out.reshape(rows, cols, TRANSPOSE, channels // TRANSPOSE, TRANSPOSE)
+    atoms = np.ascontiguousarray(blocks.transpose(3, 4, 0, 1, 2)).view(np.uint8)
+    line = cols + g.get(dpu.DATA_CUBE_NOTCH_ADDR).notch_addr_0
+    surf = g.get(dpu.DST_SURF_STRIDE).dst_surf_stride
+    step = g.get(dpu.SURFACE_ADD).surf_add
+    ctx.charge(UNIT, 0, pixels * channels // TRANSPOSE)
+    ctx.space.scatter(
+        g.get(dpu.DST_BASE_ADDR).dst_base_addr + ctx.dma_base,
+        (channels // TRANSPOSE, TRANSPOSE, rows, cols),
+        (step * ATOM, surf * ATOM, line * ATOM, ATOM),
+        atoms,
+        "output",
+        UNIT,
+    )
 
 
 def _report_size_e(ctx: Context, programmed: int, law: int) -> None:

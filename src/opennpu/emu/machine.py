@@ -14,7 +14,14 @@ from opennpu.emu import lut, timing, units
 from opennpu.emu.context import Context, OnChip
 from opennpu.emu.memory import AddressSpace, MemoryFault
 from opennpu.emu.numerics import Policy
-from opennpu.emu.registers import POINTER_OFFSET, STATUS_OFFSET, RegisterFile, Unit, decode
+from opennpu.emu.registers import (
+    CORE_SHIFT,
+    POINTER_OFFSET,
+    STATUS_OFFSET,
+    RegisterFile,
+    Unit,
+    decode,
+)
 from opennpu.emu.violations import Hang, Violation
 from opennpu.errors import ViolationError
 from opennpu.hw import regcmd
@@ -240,7 +247,8 @@ class Machine:
         """
         c = self._cores[core]
         c.space = space
-        pointer = 0xE | core << 28
+        both = cna.S_POINTER(pointer_pp_en=1, executer_pp_en=1, pointer_pp_mode=1)
+        pointer = both.word | core << CORE_SHIFT
         write = self.write_register
         write(core, pc.BASE_ADDRESS.address, pc.BASE_ADDRESS(pc_sel=1, pc_source_addr=0).word)
         write(core, cna.S_POINTER.address, pointer)

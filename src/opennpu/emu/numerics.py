@@ -216,6 +216,33 @@ def exact_by_size(x: Array, w: Array, k: int, scale: float) -> bool:
     return bound < 1 << 53
 
 
+BLOCK = (32, 256)
+"""Rows and columns of the sums worked on at a time.  Temporaries stay in the cache, and 32 * 256
+* 32 products are few enough that OpenBLAS does not wake its threads, which costs more than it
+gives where cores are busy (MobileNetV2: 0.55 s instead of 2.6 s on two loaded cores)."""
+
+
+def add_exact_groups(
+    out: F32, x: F64, w: F64, x_norm: F64, w_norm: F64, *, proven: bool, half: bool
+) -> None:
+    """out += exact_group(x, w), in fp32, in blocks.  w: [O, k], kernel by kernel."""
+    high, wide = BLOCK
+    high = max(high, high * wide // max(1, min(wide, out.shape[1])))
+    for p in range(0, out.shape[0], high):
+        rows = x[p : p + high]
+        for o in range(0, out.shape[1], wide):
+            sums = exact_group(
+                rows,
+                w[o : o + wide].T,
+                x_norm[p : p + high],
+                w_norm[o : o + wide],
+                proven=proven,
+                half=half,
+            )
+            with np.errstate(over="ignore", invalid="ignore"):
+                out[p : p + high, o : o + wide] += sums
+
+
 def exact_group(x: F64, w: F64, x_norm: F64, w_norm: F64, *, proven: bool, half: bool) -> F32:
     """[P, k] x [k, O] -> fp32 [P, O]: each sum exact, then one rounding to nearest even.
 

@@ -12,7 +12,7 @@ from opennpu.hw.rk3588 import chip
 from opennpu.hw.rk3588 import core as core_regs
 from opennpu.hw.rk3588 import dpu as dpu_regs
 from opennpu.hw.rk3588 import dpu_rdma as rdma_regs
-from opennpu.hw.rk3588.common import Precision
+from opennpu.hw.rk3588.common import ConvMode, Precision
 
 Groups = dict[str, Group]
 """The running group of each started unit, by unit name."""
@@ -61,7 +61,7 @@ def convolve(ctx: Context, groups: Groups) -> None:
         dpu_rdma.check(ctx, rdma, False)
         rdma_mode = rdma.get(rdma_regs.RDMA_FEATURE_MODE_CFG).conv_mode
         ctx.require(
-            (rdma_mode == 3) == geo.depthwise,
+            (rdma_mode == ConvMode.DEPTHWISE) == geo.depthwise,
             "core.conv_mode",
             "DPU_RDMA",
             f"has conv_mode {int(rdma_mode)} for a "
@@ -148,11 +148,11 @@ def _check_dpu_sizes(
 ) -> None:
     """DPU, its write DMA and DPU_RDMA against the size of the task."""
     wdma = d.get(dpu_regs.WDMA_SIZE_1)
-    sizes = {"DPU": dpu.size(d), "WDMA": (wdma.height_wdma, wdma.width_wdma)}
-    counts = {
-        "DPU": d.get(dpu_regs.DATA_CUBE_CHANNEL).channel,
-        "WDMA": d.get(dpu_regs.WDMA_SIZE_0).channel_wdma,
-    }
+    sizes = {"DPU": dpu.size(d)}
+    counts = {"DPU": d.get(dpu_regs.DATA_CUBE_CHANNEL).channel}
+    if not d.get(dpu_regs.BS_OW_CFG).tp_org_en:  # a transposing writer has sizes of its own
+        sizes["WDMA"] = (wdma.height_wdma, wdma.width_wdma)
+        counts["WDMA"] = d.get(dpu_regs.WDMA_SIZE_0).channel_wdma
     if rdma is not None:
         sizes["DPU_RDMA"] = (
             rdma.get(rdma_regs.RDMA_DATA_CUBE_HEIGHT).height,

@@ -1,0 +1,380 @@
+"""The command line: thin, one function per command.
+
+Errors are one sentence on standard error and exit code 2; tables and JSON go to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+import opennpu
+from opennpu.device import list_devices
+from opennpu.errors import InputError, NPUError
+from opennpu.hw.regcmd import listing
+from opennpu.program import Array, NpuSegment, Program, ValueInfo
+
+app = typer.Typer(
+    help="Compile models for the RK3588 NPU, and run them on a board or on the emulator.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+FAILED = 2
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Target = Annotated[str, typer.Option(help="Kernel driver: rknpu (vendor) or rocket (mainline).")]
+FixDim = Annotated[
+    list[str] | None, typer.Option("--fix-dim", help="Size of an open dimension: NAME=SIZE.")
+]
+
+
+def main() -> None:
+    """Entry point of the ``opennpu`` command."""
+    try:
+        app()
+    except NPUError as e:
+        _fail(str(e))
+    except ModuleNotFoundError as e:
+        extra = "onnx" if (e.name or "").startswith("onnx") else "vision"
+        _fail(
+            f"opennpu: the package {e.name} is missing, this command needs it. "
+            f"Install it with: pip install 'opennpu[{extra}]'."
+        )
+    except OSError as e:
+        _fail(f"{e.filename or 'opennpu'}: {e.strerror or e}. Check the path.")
+    except KeyboardInterrupt:
+        _fail("opennpu: interrupted.")
+
+
+def _fail(sentence: str) -> NoReturn:
+    err.print(sentence, style="red", markup=False, highlight=False)
+    sys.exit(FAILED)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2, default=str))
+
+
+def _dims(pairs: Sequence[str] | None) -> dict[str, int]:
+    dims = {}
+    for pair in pairs or ():
+        name, _, size = pair.rpartition("=")
+        if not name or not size.isdigit():
+            raise InputError("--fix-dim", f"{pair!r} is not NAME=SIZE", "Write for example batch=1")
+        dims[name] = int(size)
+    return dims
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[str, float], None]]:
+    """A bar on standard error, if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[stage]}"))
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(label, total=1.0, stage="")
+
+        def step(stage: str, done: float) -> None:
+            bar.update(task, completed=done, stage=stage)
+
+        yield step
+
+
+@app.command()
+def check(
+    model: Path, target: Target = "rknpu", fix_dim: FixDim = None, as_json: Json = False
+) -> None:
+    """Say of every node where it runs, and why not on the NPU."""
+    from opennpu.tools.check import check_model
+
+    with _progress("checking") as step:
+        reports = check_model(model, target, _dims(fix_dim), progress=step)
+    if as_json:
+        _print_json([asdict(r) for r in reports])
+    else:
+        table = Table("node", "operator", "where", "tasks", "MACs", "reason", title=str(model))
+        for r in reports:
+            table.add_row(r.name, r.op, r.where, str(r.tasks), f"{r.macs:,}", r.reason)
+        out.print(table)
+        total = sum(r.macs for r in reports) or 1
+        npu = sum(r.macs for r in reports if r.where.startswith("NPU"))
+        count = sum(r.where.startswith("NPU") for r in reports)
+        out.print(
+            f"{count} of {len(reports)} nodes and {100 * npu / total:.1f} % of the MACs on the NPU."
+        )
+    if any(r.where == "impossible" for r in reports):
+        raise typer.Exit(FAILED)
+
+
+@app.command("compile")
+def compile_(
+    model: Path,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .npu file to write.")],
+    precision: Annotated[str, typer.Option(help="fp16 or int8.")] = "fp16",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Folder of .npz files, one sample each with an array per input."),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Calibration: minmax, percentile, mse or entropy.")
+    ] = "percentile",
+    target: Target = "rknpu",
+    fix_dim: FixDim = None,
+    as_json: Json = False,
+) -> None:
+    """Compile an ONNX model to a .npu file."""
+    data = None if calibration is None else _samples(calibration)
+    with _progress("compiling") as step:
+        program = opennpu.compile(
+            model,
+            precision=precision,  # type: ignore[arg-type]  # refused by name if it is another
+            calibration=data,
+            calibration_method=method,
+            target=target,
+            fix_dims=_dims(fix_dim),
+            progress=step,
+        )
+    program.save(output)
+    summary = {"output": str(output), **_summary(program)}
+    if as_json:
+        _print_json(summary)
+    else:
+        out.print(
+            f"{output}: {summary['npu_nodes']} nodes in {summary['tasks']} tasks on the NPU, "
+            f"{summary['host_nodes']} nodes in onnxruntime, {summary['bytes']:,} bytes."
+        )
+
+
+def _samples(folder: Path) -> list[dict[str, Array]]:
+    files = sorted(folder.glob("*.npz"))
+    if not files:
+        raise InputError(
+            str(folder), "holds 0 .npz files, at least 1 is needed", "Save samples with numpy.savez"
+        )
+    return [dict(_load_npz(f)) for f in files]
+
+
+def _load_npz(file: Path) -> Mapping[str, Array]:
+    try:
+        return dict(np.load(file, allow_pickle=False))
+    except (ValueError, OSError, EOFError) as e:
+        raise InputError(str(file), f"is no .npz file ({e})", "Save it with numpy.savez") from None
+
+
+def _summary(program: Program) -> dict[str, Any]:
+    nodes = program.meta.get("nodes", [])
+    npu = [s for s in program.segments if isinstance(s, NpuSegment)]
+    host = [n for n in nodes if not n["where"].startswith("NPU")]
+    return {
+        "npu_nodes": len(nodes) - len(host),
+        "host_nodes": len(host),
+        "segments": len(program.segments),
+        "tasks": sum(len(s.tasks) for s in npu),
+        "constant_bytes": sum(len(s.const) for s in npu),
+        "arena_bytes": max((s.arena_bytes for s in npu), default=0),
+        "bytes": len(program.to_bytes()),
+    }
+
+
+@app.command()
+def run(
+    program: Path,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("-i", "--input", help="NAME=FILE (.npy, or an image); NAME may be left out."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="emulator, null, rknpu, rocket; default: a board if found.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Write each output there as NAME.npy.")
+    ] = None,
+    mean: Annotated[
+        str, typer.Option(help="Of images: subtracted from 0..1 values, one or three numbers.")
+    ] = "0",
+    std: Annotated[str, typer.Option(help="Of images: divides what is left.")] = "1",
+    as_json: Json = False,
+) -> None:
+    """Run a .npu file on data."""
+    compiled = opennpu.load(program)
+    feeds = _feeds(compiled, inputs or [], _numbers("--mean", mean), _numbers("--std", std))
+    with opennpu.InferenceSession(compiled, device) as session:
+        results = session.run(None, feeds)
+        last, info = session.last, session.device.info
+    assert last is not None
+    names = [v.name for v in compiled.outputs]
+    if output_dir:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        for name, a in zip(names, results, strict=True):
+            np.save(output_dir / f"{name.replace('/', '_')}.npy", a)
+    described = [_describe(n, a) for n, a in zip(names, results, strict=True)]
+    report = {
+        "device": info.name,
+        "tasks": last.tasks,
+        "jobs": last.jobs,
+        "bytes_moved": last.bytes_moved,
+        "npu_s": last.npu_s,
+        "npu_s_is": "measured" if last.measured else "predicted",
+        "host_nodes": last.host_nodes,
+        "outputs": described,
+    }
+    if as_json:
+        _print_json(report)
+        return
+    for line in described:
+        out.print(
+            f"{line['name']}: {line['dtype']}{line['shape']} "
+            f"min {line['min']:.6g} max {line['max']:.6g} argmax {line['argmax']}"
+        )
+    out.print(
+        f"{info.name}: {last.tasks} tasks in {last.jobs} jobs, {last.bytes_moved:,} bytes moved, "
+        f"{1000 * last.npu_s:.3f} ms on the NPU ({report['npu_s_is']})."
+    )
+
+
+def _describe(name: str, a: Array) -> dict[str, Any]:
+    numbers = a.astype(np.float64) if a.size and a.dtype.kind in "fiub" else np.zeros(1)
+    return {
+        "name": name,
+        "shape": list(a.shape),
+        "dtype": str(a.dtype),
+        "min": float(numbers.min()),
+        "max": float(numbers.max()),
+        "argmax": int(numbers.argmax()),
+    }
+
+
+def _numbers(option: str, text: str) -> Array:
+    try:
+        return np.array([float(p) for p in text.split(",")], np.float32)
+    except ValueError:
+        raise InputError(
+            option, f"{text!r} is not a list of numbers", "Write 0.5,0.5,0.5"
+        ) from None
+
+
+def _feeds(program: Program, pairs: Sequence[str], mean: Array, std: Array) -> dict[str, Array]:
+    infos = {v.name: v for v in program.inputs}
+    feeds: dict[str, Array] = {}
+    for pair in pairs:
+        name, _, file = pair.rpartition("=")
+        if not name and len(infos) == 1:
+            name = next(iter(infos))
+        if name not in infos:
+            raise InputError(
+                name or pair,
+                f"the program has {len(infos)} inputs, none of that name",
+                f"Use one of {sorted(infos)}",
+            )
+        feeds[name] = _read(Path(file), infos[name], mean, std)
+    return feeds
+
+
+def _read(file: Path, info: ValueInfo, mean: Array, std: Array) -> Array:
+    if file.suffix == ".npy":
+        try:
+            return np.asarray(np.load(file, allow_pickle=False))
+        except (ValueError, EOFError) as e:
+            raise InputError(
+                str(file), f"is no .npy file ({e})", "Save it with numpy.save"
+            ) from None
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        opened = Image.open(file)
+        opened.load()
+    except (UnidentifiedImageError, ValueError, SyntaxError):
+        raise InputError(
+            str(file), "is neither .npy nor an image that Pillow reads", "Convert it to PNG or JPEG"
+        ) from None
+    except OSError as e:
+        if e.errno is not None:
+            raise
+        raise InputError(str(file), f"is a broken image ({e})", "Copy it again") from None
+    shape = info.shape
+    if len(shape) != 4 or shape[0] != 1 or shape[1] not in (1, 3):
+        raise InputError(
+            info.name,
+            f"takes shape {list(shape)}, an image has [1, 3, height, width]",
+            "Pass a .npy file",
+        )
+    image = opened.convert("RGB" if shape[1] == 3 else "L").resize((shape[3], shape[2]))
+    pixels = np.asarray(image, np.float32).reshape(shape[2], shape[3], shape[1]) / 255
+    return ((pixels - mean) / std).transpose(2, 0, 1)[None].astype(info.dtype)
+
+
+@app.command()
+def disasm(program: Path, as_json: Json = False) -> None:
+    """Print register commands as Python.  Addresses are buffer + offset."""
+    compiled = opennpu.load(program)
+    segments = [s for s in compiled.segments if isinstance(s, NpuSegment)]
+    if as_json:
+        _print_json({s.name: list(_listing(s)) for s in segments})
+        return
+    for s in segments:
+        print(f"# segment {s.name}")
+        for line in _listing(s):
+            print(line)
+
+
+def _listing(segment: NpuSegment) -> Iterator[str]:
+    addresses = {r.word: f"  # + &{r.buffer}[{r.addend:#x}]" for r in segment.relocs}
+    starts = {t.word: t for t in segment.tasks}
+    end = 0
+    for word, line in enumerate(listing(segment.code)):
+        if word in starts:
+            end = word + starts[word].words
+            yield f"# task {starts[word].node}"
+        if word < end:
+            yield line + addresses.get(word, "")
+
+
+@app.command()
+def inspect(program: Path, as_json: Json = False) -> None:
+    """What a .npu file holds."""
+    compiled = opennpu.load(program)
+    data = {
+        "inputs": [asdict(v) for v in compiled.inputs],
+        "outputs": [asdict(v) for v in compiled.outputs],
+        **_summary(compiled),
+        "meta": compiled.meta,
+    }
+    if as_json:
+        _print_json(data)
+        return
+    for kind in ("inputs", "outputs"):
+        for v in data[kind]:
+            out.print(f"{kind[:-1]} {v['name']}: {v['dtype']}{list(v['shape'])}")
+    for key, value in _summary(compiled).items():
+        out.print(f"{key}: {value:,}")
+    for key, value in compiled.meta.get("options", {}).items():
+        out.print(f"{key}: {value}")
+
+
+@app.command()
+def devices(as_json: Json = False) -> None:
+    """What programs can run on here."""
+    found = list_devices()
+    if as_json:
+        _print_json([asdict(d) for d in found])
+        return
+    table = Table("device", "driver", "path", "cores", "note")
+    for d in found:
+        table.add_row(d.name, d.driver, d.path, str(d.cores), d.reason)
+    out.print(table)
+
+
+if __name__ == "__main__":
+    main()
