@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,3 +83,36 @@ def test_what_an_operator_does_not_know_stays_out() -> None:
     with pytest.raises(opennpu.errors.NPUError) as e:
         opennpu.compile(model("Nonsense"))
     assert "Nonsense" in str(e.value) and "mine" in str(e.value)
+
+
+PLUGIN = """
+import numpy as np
+from opennpu.ops import Expansion, Op
+
+
+class Quadruple(Op):
+    @staticmethod
+    def expand(node, values, consts):
+        (x,), (y,) = node.inputs, node.outputs
+        return Expansion((node.with_(op="Mul", domain="", inputs=(x, f"{y}/four")),), {},
+                         {f"{y}/four": np.array([4.0], np.float32)})
+"""
+
+
+def test_another_distribution_adds_an_operator(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    info = tmp_path / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[opennpu.ops]\nplugin = plugin\n")
+    onnx.save(model("Quadruple"), str(tmp_path / "m.onnx"))
+    code = "import opennpu; print(opennpu.compile('m.onnx').meta['nodes'][0]['where'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "NPU after rewrite", done.stderr

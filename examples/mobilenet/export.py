@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import math
 import pickle
 import sys
 from collections.abc import Iterator
@@ -38,7 +37,10 @@ BLOCKS = (
 )
 """Table 2 of the paper (arXiv 1801.04381): expansion, output channels, repeats, first stride."""
 
-STORAGES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
+STORAGES: dict[str, np.dtype[Any]] = {
+    "FloatStorage": np.dtype("<f4"),
+    "LongStorage": np.dtype("<i8"),
+}
 
 
 class WeightsError(Exception):
@@ -94,7 +96,7 @@ def _tensor(
 ) -> Array:
     """A view of the storage."""
     end = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    if min((offset, *shape, *strides)) < 0 or (math.prod(shape) and end > storage.size):
+    if min((offset, *shape, *strides)) < 0 or (0 not in shape and end > storage.size):
         raise WeightsError(
             f"a tensor of shape {shape} needs {end} elements, its storage has {storage.size}. "
             "Download it again"

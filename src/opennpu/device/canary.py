@@ -1,7 +1,7 @@
 """A task that proves that a job ran: it copies one atom, and nothing else can.
 
 The stock mainline driver reports success for jobs that it dropped, and for jobs that its
-watchdog killed (measured.md A.0).  Tasks of a job run in order on one core, so a copied nonce
+watchdog killed.  Tasks of a job run in order on one core, so a copied nonce
 shows that every task before the copy was started and that the last one has ended.
 """
 
@@ -22,7 +22,7 @@ LANE_VALUES = 2048  # fp16 holds every integer up to this, so that the copy is e
 
 
 def copy_task(src_iova: int, dst_iova: int, atoms: int = 1) -> bytes:
-    """A whole task, tail included, that copies fp16 atoms (hardware.md C.10, EW bypassed)."""
+    """A whole task, tail included, that copies fp16 atoms (EW bypassed)."""
     return assemble([*_body(src_iova, dst_iova, atoms), *tail(UNITS)])
 
 

@@ -1,8 +1,8 @@
 """A kernel that is not there: both drivers' ioctls, as far as a device can see them.
 
 Real device code runs on it, with every structure, number and errno; the emulator executes the
-jobs.  Sources of the rules: measured.md B.4 (rocket, by interface version), hardware.md G,
-seeds-and-mtx512.md 3.1 and 3.2 (rknpu).  `inject` makes any call fail.
+jobs.  Sources of the rules: rockchip-npu-notes (rocket, by interface version), Linux rocket,
+vendor rknpu 0.9.8.  `inject` makes any call fail.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class RocketFile(FakeFile):
         reads = self._bos(job.in_bo_handles, job.in_bo_handle_count)
         writes = self._bos(job.out_bo_handles, job.out_bo_handle_count)
         if {b.handle for b in reads} & {b.handle for b in writes}:
-            return None  # success is signalled, nothing runs (measured.md A.0)
+            return None  # success is signalled, nothing runs
         batched = bool(job.flags & rocket.JOB_BATCHED)
         return _Queued(self, tasks, batched, writes)
 

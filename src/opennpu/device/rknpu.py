@@ -1,6 +1,6 @@
 """The vendor kernel driver (rknpu 0.9.x), and our `rkopnu`, which has the same interface.
 
-Structures and behaviour: reference hardware.md G.2, seeds-and-mtx512.md 3.1 and 3.2.
+Structures and behaviour: public facts about the vendor rknpu driver 0.9.8.
 """
 
 from __future__ import annotations

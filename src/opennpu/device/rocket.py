@@ -1,6 +1,6 @@
 """The mainline kernel driver (rocket, Linux 6.18 and later) on /dev/accel/accel*.
 
-Structures and behaviour: reference hardware.md G.1, measured.md A.0 and B.4.  DRM_VERSION
+Structures and behaviour: public facts about Linux rocket and rockchip-npu-notes.  DRM_VERSION
 tells the interface: 0.0 is stock Linux, which starts one task at a time, waits for the DPU
 only, and reports success for jobs that it dropped or killed; out-of-tree drivers chain the
 tasks of a job from 1.1 on and wait for the PPU from 1.3 on.

@@ -187,11 +187,13 @@ def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
     """Constants folded and shapes inferred.
 
     Models with quantization pairs are left as they are: onnxruntime moves the pairs about.
-    So are models with operators that only we know.
+    Models with operators of other domains are folded by onnxscript, which skips them.
     """
     quantized = any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in model.graph.node)
     foreign = any(n.domain not in ("", "ai.onnx") for n in model.graph.node)
-    if not quantized and not foreign:
+    if foreign and not quantized:
+        model = _onnxscript_fold(model)
+    elif not quantized:
         model = _ort_fold(where, model)
     try:
         return shape_inference.infer_shapes(model, data_prop=True)
@@ -199,6 +201,13 @@ def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(
             where, f"its shapes do not fit: {_first_line(e)}", "Export it again"
         ) from None
+
+
+def _onnxscript_fold(model: onnx.ModelProto) -> onnx.ModelProto:
+    from onnxscript import optimizer
+
+    folded = optimizer.optimize(model)
+    return folded if isinstance(folded, onnx.ModelProto) else model
 
 
 def _ort_fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:

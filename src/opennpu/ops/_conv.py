@@ -1,7 +1,7 @@
 """The convolution program: CNA → CORE → DPU.  Conv, Gemm, MatMul and average pools share it.
 
-Register values follow the board-proved programs (measured.md A.5, A.8, A.9; 683 vendor task
-rows).  Tiles are chosen so that no field can overflow and a whole tile lies in the CBUF.
+Register values follow the board-proved programs (rockchip-npu-notes; vendor captures: 683
+task rows).  Tiles are chosen so that no field can overflow and a whole tile lies in the CBUF.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Convolution:
 
     @property
     def out_channels(self) -> int:
-        """Kernels, filled up to the groups that silicon writes whole (measured.md A.4).
+        """Kernels, filled up to the groups that silicon writes whole (rockchip-npu-notes).
 
         fp16 fills all the room of the output: a consumer may multiply those lanes by zero, and
         only a number times zero is zero.
@@ -139,7 +139,7 @@ class Tile:
 
 
 def row_entries(width: int, channels: int, element_bytes: int) -> int:
-    """CBUF entries of one input row (measured.md A.2: explains every captured stream)."""
+    """CBUF entries of one input row (explains every captured stream)."""
     atoms = -(-channels * element_bytes // chip.ATOM_BYTES)
     whole, rest = divmod(atoms, 4)
     return width * whole + (width if rest == 3 else -(-width * rest // 4))
@@ -185,7 +185,7 @@ def check(conv: Convolution) -> None:
     tiles(conv)
 
 
-MIN_RESIDUAL_PIXELS = 12  # below, the operand's upper surfaces are mis-strided (measured.md A.10)
+MIN_RESIDUAL_PIXELS = 12  # below, upper surfaces are mis-strided (board sweeps)
 
 
 def check_residual(conv: Convolution) -> None:
@@ -229,7 +229,7 @@ def tiles(conv: Convolution) -> list[Tile]:
     bank = chip.CBUF_BANK_BYTES
     max_oh = 1 if w.stride[0] > MAX_STRIDE else oh
     max_ow = 1 if w.stride[1] > MAX_STRIDE else ow
-    slack = 1 if conv.precision is Precision.INT8 and iw == 1 else 0  # measured.md A.6
+    slack = 1 if conv.precision is Precision.INT8 and iw == 1 else 0  # board sweeps
 
     def search(channels: int) -> tuple[int, int, int, int] | None:
         """(bytes moved, columns, rows, data banks) for tiles of ``channels`` output channels."""

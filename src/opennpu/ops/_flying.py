@@ -1,7 +1,7 @@
 """The flying program: memory → DPU → memory, without the MAC array.
 
 Element-wise tasks treat cubes as a flat run of atoms; per-channel tasks walk surfaces.
-Register values: board-verified streams (hardware.md C.10, measured.md A.10).
+Register values: streams that pass on a board (allbilly/rk3588, rockchip-npu-notes).
 """
 
 from __future__ import annotations

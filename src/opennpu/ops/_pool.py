@@ -1,6 +1,6 @@
 """The pooling program: memory → PPU → memory.  MaxPool, AveragePool and global pools share it.
 
-Register values: measured.md A.12 (board sweeps), hardware.md D.
+Register values: rockchip-npu-notes (board sweeps), NVDLA PDP.
 """
 
 from __future__ import annotations
