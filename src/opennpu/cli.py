@@ -129,7 +129,7 @@ def compile_(
     ] = None,
     method: Annotated[
         str, typer.Option(help="Calibration: minmax, percentile, mse or entropy.")
-    ] = "percentile",
+    ] = "mse",
     target: Target = "rknpu",
     fix_dim: FixDim = None,
     as_json: Json = False,

@@ -56,7 +56,7 @@ class Options:
     precision: PrecisionName = "fp16"
     target: str = "rknpu"
     fix_dims: Mapping[str, int] = field(default_factory=dict)
-    calibration_method: str = "percentile"
+    calibration_method: str = "mse"
 
 
 def compile(
@@ -64,7 +64,7 @@ def compile(
     *,
     precision: PrecisionName = "fp16",
     calibration: Iterable[Mapping[str, Array]] | None = None,
-    calibration_method: str = "percentile",
+    calibration_method: str = "mse",
     target: str = "rknpu",
     fix_dims: Mapping[str, int] | None = None,
     progress: Progress | None = None,
@@ -95,7 +95,7 @@ def compile_state(
     *,
     precision: PrecisionName = "fp16",
     calibration: Iterable[Mapping[str, Array]] | None = None,
-    calibration_method: str = "percentile",
+    calibration_method: str = "mse",
     target: str = "rknpu",
     fix_dims: Mapping[str, int] | None = None,
     progress: Progress | None = None,
@@ -166,8 +166,8 @@ def stage_quantize(state: State) -> None:
             "Pass calibration=[{input: array}, …], or a model with QuantizeLinear nodes",
         )
     method = state.options.calibration_method
-    ranges = calibrate(state.imported, state.graph, state.calibration, method)
-    state.graph = quantize(state.graph, ranges)
+    seen = calibrate(state.imported, state.graph, state.calibration, method)
+    state.graph = quantize(state.graph, seen)
 
 
 def stage_partition(state: State) -> None:

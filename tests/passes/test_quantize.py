@@ -21,7 +21,8 @@ from onnxruntime.quantization import (
 import opennpu
 from nets import cosine, random_feeds, small_cnn
 from opennpu.errors import InputError, ModelError
-from opennpu.passes.quantize import METHODS, activation_quant, weight_quant
+from opennpu.ir.graph import Node
+from opennpu.passes.quantize import METHODS, activation_quant, rounding_shift, weight_quant
 
 FEEDS = [random_feeds(small_cnn(), seed) for seed in range(4)]
 
@@ -110,3 +111,18 @@ def test_weights_round_to_half_a_step(rows: int, cols: int, seed: int) -> None:
     codes, q = weight_quant(w, 0)
     back = codes * q.scale[:, None]
     assert (np.abs(back - w) <= 0.5001 * q.scale[:, None]).all()
+
+
+def test_bias_takes_up_what_rounding_the_weights_moves() -> None:
+    """The mean output of a grouped convolution over constant images is that of the float one."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(6, 2, 3, 3)).astype(np.float32)
+    codes, q = weight_quant(w, 0)
+    mean = rng.normal(size=4)
+    node = Node("c", "Conv", ("x", "w"), ("y",), {"group": 2})
+    shift = rounding_shift(node, w, codes, q, mean)
+    assert shift is not None
+    inputs = np.repeat(mean.reshape(2, 2), 3, axis=0)  # what each output channel sees
+    wide = codes * q.scale.reshape(-1, 1, 1, 1).astype(np.float64)
+    want = ((wide - w).sum((2, 3)) * inputs).sum(1)
+    np.testing.assert_allclose(shift, want, rtol=1e-12)

@@ -10,7 +10,7 @@ import onnx
 from opennpu.errors import InputError, ModelError
 from opennpu.frontends.onnx import Imported
 from opennpu.ir.graph import Array, Graph, node_reads
-from opennpu.passes.quantize import BINS, METHODS, Range
+from opennpu.passes.quantize import BINS, METHODS, Statistics
 
 
 def _observed(graph: Graph) -> list[str]:
@@ -25,13 +25,15 @@ def calibrate(
     imported: Imported,
     graph: Graph,
     data: Iterable[Mapping[str, Array]],
-    method: str = "percentile",
-) -> dict[str, Range]:
-    """Run the float model on ``data`` and choose a range for each activation.
+    method: str = "mse",
+) -> Statistics:
+    """Run the float model on ``data``: a range and the channel means of each activation.
 
     method: "minmax", "percentile" (99.99 % of the elements), "mse" (least squared error of
         the rounded values), "entropy" (least Kullback-Leibler divergence).
-    Two passes: extremes first, then histograms of 2048 bins.  Raises ModelError, InputError.
+    Outputs of the model keep their extremes: to clip the largest logit is to lose the answer.
+    Two passes: extremes and means first, then histograms of 2048 bins.
+    Raises ModelError, InputError.
     """
     if method not in METHODS:
         raise ModelError(
@@ -50,22 +52,31 @@ def calibrate(
     watch = _Watch(imported, names)
     low: dict[str, float] = {}
     high: dict[str, float] = {}
+    sums: dict[str, Array] = {}
     for feeds in samples:
         for name, a in watch.run(feeds):
+            if a.ndim > 1:
+                axis = 1 if a.ndim > 2 else a.ndim - 1
+                others = tuple(i for i in range(a.ndim) if i != axis)
+                sums[name] = sums.get(name, np.zeros(a.shape[axis])) + a.mean(others, np.float64)
             low[name] = min(low.get(name, 0.0), float(a.min()))
             high[name] = max(high.get(name, 0.0), float(a.max()))
+    means = {n: total / len(samples) for n, total in sums.items()}
     if method == "minmax":
-        return {n: (low[n], high[n]) for n in low}
+        return Statistics({n: (low[n], high[n]) for n in low}, means)
     counts = {n: np.zeros(BINS, np.int64) for n in low}
     for feeds in samples:
         for name, a in watch.run(feeds):
             if high[name] > low[name]:
                 counts[name] += np.histogram(a, BINS, (low[name], high[name]))[0]
     choose = METHODS[method]
-    return {
-        n: choose(counts[n], low[n], high[n]) if high[n] > low[n] else (low[n], high[n])
+    ranges = {
+        n: choose(counts[n], low[n], high[n])
+        if high[n] > low[n] and n not in graph.outputs
+        else (low[n], high[n])
         for n in low
     }
+    return Statistics(ranges, means)
 
 
 class _Watch:

@@ -6,12 +6,12 @@ The histograms come from `opennpu.frontends.calibration`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from opennpu.ir.graph import Array, Graph, Node, Quant, node_reads
+from opennpu.ir.graph import Array, Graph, Node, Quant, Value, node_reads
 
 requires = "fused float graph"
 ensures = "float activations around int8 operators carry a Quant; their weights are int8 codes"
@@ -121,12 +121,20 @@ def weight_quant(w: Array, axis: int) -> tuple[Array, Quant]:
     return quant.quantize(w), quant
 
 
-def quantize(graph: Graph, ranges: Mapping[str, Range]) -> Graph:
+@dataclass(frozen=True)
+class Statistics:
+    """What calibration saw of each activation."""
+
+    ranges: Mapping[str, Range]
+    means: Mapping[str, Array]  # per channel: axis 1 of images, the last of matrices
+
+
+def quantize(graph: Graph, seen: Statistics) -> Graph:
     """Give int8 types to every operator that has an int8 program."""
     values, constants = dict(graph.values), dict(graph.constants)
     groups = _same_codes(graph)
     spans: dict[str, Range] = {}
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in seen.ranges.items():
         root = groups.get(name, name)
         a, b = spans.get(root, (0.0, 0.0))
         spans[root] = (min(a, low), max(b, high))
@@ -139,7 +147,8 @@ def quantize(graph: Graph, ranges: Mapping[str, Range]) -> Graph:
         for v in activations:
             root = groups.get(v, v)
             values[v] = replace(values[v], quant=activation_quant(*spans[root]))
-        nodes.append(_quantize_weights(n, values, constants))
+        mean = seen.means.get(n.inputs[0])
+        nodes.append(_quantize_weights(n, values, constants, mean))
     return graph.with_(nodes=tuple(nodes), values=values, constants=constants)
 
 
@@ -178,8 +187,13 @@ def _same_codes(graph: Graph) -> dict[str, str]:
     return {v: find(v) for v in root}
 
 
-def _quantize_weights(n: Node, values: dict[str, Any], constants: dict[str, Array]) -> Node:
-    """Weights of ``n`` as int8 constants of their own (others may share the float ones)."""
+def _quantize_weights(
+    n: Node, values: dict[str, Any], constants: dict[str, Array], mean: Array | None
+) -> Node:
+    """Weights of ``n`` as int8 constants of their own (others may share the float ones).
+
+    The bias takes up what rounding the weights does to the mean of the output.
+    """
     if n.op not in WEIGHT_AXIS or values[n.inputs[1]].quant is not None:
         return n
     name = f"{n.name}/codes"
@@ -188,4 +202,28 @@ def _quantize_weights(n: Node, values: dict[str, Any], constants: dict[str, Arra
     values[name] = replace(
         values[n.inputs[1]], name=name, shape=codes.shape, dtype="int8", quant=quant
     )
-    return n.with_(inputs=(n.inputs[0], name, *n.inputs[2:]))
+    inputs = [n.inputs[0], name, *n.inputs[2:]]
+    shift = None if mean is None else rounding_shift(n, constants[n.inputs[1]], codes, quant, mean)
+    if shift is not None:
+        old = constants.get(inputs[2]) if len(inputs) > 2 and inputs[2] else np.zeros(1)
+        if old is not None and old.size in (1, shift.size):
+            bias = f"{n.name}/bias of codes"
+            constants[bias] = (old.reshape(-1) - shift).astype(np.float32)
+            values[bias] = Value(bias, constants[bias].shape)
+            inputs[2:3] = [bias]
+    return n.with_(inputs=tuple(inputs))
+
+
+def rounding_shift(n: Node, w: Array, codes: Array, quant: Quant, mean: Array) -> Array | None:
+    """[OC]: by how much rounding the weights moves the mean output, given the mean input."""
+    axis = WEIGHT_AXIS[n.op]
+    scale = quant.scale.reshape([-1 if i == axis else 1 for i in range(w.ndim)])
+    error = codes * scale.astype(np.float64) - w
+    if n.op != "Conv":
+        return mean @ error if mean.size == error.shape[0] else None
+    error = error.reshape(*error.shape[:2], -1).sum(-1)  # [OC, IC / group]
+    group = int(n.attrs["group"])
+    if mean.size != group * error.shape[1]:
+        return None
+    per = mean.reshape(group, -1).repeat(error.shape[0] // group, 0)  # [OC, IC / group]
+    return np.asarray((error * per).sum(1))
