@@ -162,15 +162,19 @@ class Register:
     def __init_subclass__(
         cls,
         *,
-        block: Block,
-        offset: int,
+        block: Block | None = None,
+        offset: int = 0,
         access: str = "RW",
         reset: int = 0,
         shadowed: bool = True,
     ) -> None:
+        """``block`` None: a template, whose fields the registers derived from it have."""
+        if block is None:
+            return
         cls.block, cls.offset, cls.address = block, offset, block.base + offset
         cls.access, cls.reset, cls.shadowed = access, reset, shadowed
-        cls.fields = {k: v for k, v in vars(cls).items() if isinstance(v, Field)}
+        own = [vars(base) for base in reversed(cls.__mro__)]
+        cls.fields = {k: v for d in own for k, v in d.items() if isinstance(v, Field)}
         hints = typing.get_type_hints(cls)
         cls._plans = tuple(_plan(n, f, hints[n]) for n, f in cls.fields.items())
         cls.known = 0

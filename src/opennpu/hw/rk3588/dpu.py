@@ -20,44 +20,24 @@ from opennpu.hw.rk3588.common import (
     ConvMode,
     Precision,
 )
+from opennpu.hw.rk3588.groups import OperationEnable, Pointer, Status
 
 DPU = Block("DPU", base=0x4000, target=0x1001)
 
 
-class S_STATUS(Register, block=DPU, offset=0x000, access="RO", shadowed=False):
+class S_STATUS(Status, block=DPU, offset=0x000, access="RO", shadowed=False):
     """State of the two register groups."""
 
-    status_0: int = bits(1, 0, default=0, source=TRM, doc="group 0: 0 idle, 1 runs, 2 waits")
-    status_1: int = bits(17, 16, default=0, source=TRM, doc="group 1: 0 idle, 1 runs, 2 waits")
 
-
-class S_POINTER(Register, block=DPU, offset=0x004, shadowed=False):
+class S_POINTER(Pointer, block=DPU, offset=0x004, shadowed=False):
     """Which register group is written and which one runs (ping-pong).
 
     0xE: both flip by themselves.  0x30: both back to group 0.
     """
 
-    pointer: int = bits(0, default=0, source=TRM, doc="group that register writes land in")
-    pointer_pp_en: int = bits(1, default=0, source=NOTES, doc="1 = the write group flips by itself")
-    executer_pp_en: int = bits(
-        2, default=0, source=NOTES, doc="1 = the executing group flips after each task"
-    )
-    pointer_pp_mode: int = bits(
-        3, default=0, source=TRM, doc="1 = flip at each op-enable; 0 = follow execution"
-    )
-    pointer_pp_clear: int = bits(
-        4, default=0, source=NOTES, doc="write 1: write group back to 0 (reads 0)"
-    )
-    executer_pp_clear: int = bits(
-        5, default=0, source=NOTES, doc="write 1: executing group back to 0 (reads 0)"
-    )
-    executer: int = bits(16, default=0, source=TRM, doc="group that runs now or next; read only")
 
-
-class OPERATION_ENABLE(Register, block=DPU, offset=0x008):
+class OPERATION_ENABLE(OperationEnable, block=DPU, offset=0x008):
     """Arm the unit with the written group.  This and all higher offsets exist once per group."""
-
-    op_en: int = bits(0, default=0, source=TRM, doc="1 = arm; normally done by the start word")
 
 
 class FEATURE_MODE_CFG(Register, block=DPU, offset=0x00C):

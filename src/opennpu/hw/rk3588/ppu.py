@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from opennpu.hw.regs import Block, Register, Trust, bits
 from opennpu.hw.rk3588.common import NOTES, TRM, PoolingMethod, Precision
+from opennpu.hw.rk3588.groups import OperationEnable, Status
 
 PPU = Block("PPU", base=0x6000, target=0x4001)
 
 
-class S_STATUS(Register, block=PPU, offset=0x000, access="RO", shadowed=False):
+class S_STATUS(Status, block=PPU, offset=0x000, access="RO", shadowed=False):
     """State of the two register groups."""
-
-    status_0: int = bits(1, 0, default=0, source=TRM, doc="group 0: 0 idle, 1 runs, 2 waits")
-    status_1: int = bits(17, 16, default=0, source=TRM, doc="group 1: 0 idle, 1 runs, 2 waits")
 
 
 class S_POINTER(Register, block=PPU, offset=0x004, shadowed=False):
@@ -41,10 +39,8 @@ class S_POINTER(Register, block=PPU, offset=0x004, shadowed=False):
     executer: int = bits(16, default=0, source=TRM, doc="group that runs now or next; read only")
 
 
-class OPERATION_ENABLE(Register, block=PPU, offset=0x008):
+class OPERATION_ENABLE(OperationEnable, block=PPU, offset=0x008):
     """Arm the unit with the written group.  This and all higher offsets exist once per group."""
-
-    op_en: int = bits(0, default=0, source=TRM, doc="1 = arm; normally done by the start word")
 
 
 class DATA_CUBE_IN_WIDTH(Register, block=PPU, offset=0x00C):

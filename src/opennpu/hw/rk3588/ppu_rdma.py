@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from opennpu.hw.regs import Block, Register, bits
 from opennpu.hw.rk3588.common import NOTES, OPEN_FP16, STREAMS, TRM
+from opennpu.hw.rk3588.groups import OperationEnable, Status
 
 PPU_RDMA = Block("PPU_RDMA", base=0x7000, target=0x8001)
 
 
-class RDMA_S_STATUS(Register, block=PPU_RDMA, offset=0x000, access="RO", shadowed=False):
+class RDMA_S_STATUS(Status, block=PPU_RDMA, offset=0x000, access="RO", shadowed=False):
     """State of the two register groups."""
-
-    status_0: int = bits(1, 0, default=0, source=TRM, doc="group 0: 0 idle, 1 runs, 2 waits")
-    status_1: int = bits(17, 16, default=0, source=TRM, doc="group 1: 0 idle, 1 runs, 2 waits")
 
 
 class RDMA_S_POINTER(Register, block=PPU_RDMA, offset=0x004, shadowed=False):
@@ -41,10 +39,8 @@ class RDMA_S_POINTER(Register, block=PPU_RDMA, offset=0x004, shadowed=False):
     executer: int = bits(16, default=0, source=TRM, doc="group that runs now or next; read only")
 
 
-class RDMA_OPERATION_ENABLE(Register, block=PPU_RDMA, offset=0x008):
+class RDMA_OPERATION_ENABLE(OperationEnable, block=PPU_RDMA, offset=0x008):
     """Arm the unit with the written group.  This and all higher offsets exist once per group."""
-
-    op_en: int = bits(0, default=0, source=TRM, doc="1 = arm; normally done by the start word")
 
 
 class RDMA_CUBE_IN_WIDTH(Register, block=PPU_RDMA, offset=0x00C):
