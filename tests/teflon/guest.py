@@ -1,7 +1,7 @@
 """Runs inside the arm64 root: every MODEL.tflite of a folder on MODEL.npy.
 
-    guest.py FOLDER cpu            TFLite's reference kernels   -> MODEL.cpu.npy
-    guest.py FOLDER npu TEFLON.so  Mesa's Teflon delegate       -> MODEL.npu.npy
+guest.py FOLDER cpu            TFLite's reference kernels   -> MODEL.cpu.npy
+guest.py FOLDER npu TEFLON.so  Mesa's Teflon delegate       -> MODEL.npu.npy
 """
 
 import sys
