@@ -11,3 +11,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts = trust_counts()
     told = ", ".join(f"{n} {trust.value}" for trust, n in counts.items())
     terminalreporter.write_line(f"register fields: {sum(counts.values())} = {told}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
