@@ -270,8 +270,10 @@ def apply_epilogue(node: Node, y: Array, residual: Array | None = None) -> Array
 
 
 def image_view(shape: tuple[int, ...]) -> View:
-    """[N, C], [N, C, L], [N, C, H, W] or [N, C, D…]: channel second; length lies on H."""
+    """[C], [N, C], [N, C, L], [N, C, H, W] or [N, C, D…]: channel second; length lies on H."""
     rank = len(shape)
+    if rank < 2:
+        return matrix_view(shape)
     if rank == 2:
         return View((0, 1), (shape[0], 1, 1, shape[1]))
     perm = (0, *range(2, rank), 1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from opennpu.hw.rk3588.common import Precision
 from opennpu.ir.graph import Epilogue, Node
 from opennpu.ops import _conv, _flying
 from opennpu.ops.base import Op, Sample, Site, apply_epilogue, clip_range, image_view
@@ -21,11 +22,12 @@ def bounds(site: Site) -> tuple[float, float]:
     node = site.node
     own = Epilogue("relu")
     if node.op == "Clip":
-        low, high = site.const(1), site.const(2)
+        low, high = (site.const(i) for i in (1, 2))
+        attrs = node.attrs  # opset 6 has the bounds there
         own = Epilogue(
             "clip",
-            -np.inf if low is None else float(low.reshape(())),
-            np.inf if high is None else float(high.reshape(())),
+            float(attrs.get("min", -np.inf)) if low is None else float(low.reshape(())),
+            float(attrs.get("max", np.inf)) if high is None else float(high.reshape(())),
         )
     return clip_range(node.with_(epilogue=(own, *node.epilogue)))
 
@@ -35,6 +37,7 @@ class Clip(Op):
     samples = (
         Sample(((1, 16, 6, 7),), op="Relu"),
         Sample(((2, 20, 5, 3),), op="Relu"),
+        Sample(((1, 16, 6, 7),), {"min": -0.5, "max": 0.5}, precisions=(Precision.FP16,)),
     )
 
     @staticmethod
@@ -43,8 +46,8 @@ class Clip(Op):
         x = inputs[0].astype(np.float32)
         if node.op == "Relu":
             return apply_epilogue(node, np.maximum(x, 0))
-        low = inputs[1] if len(inputs) > 1 and inputs[1] is not None else -np.inf
-        high = inputs[2] if len(inputs) > 2 and inputs[2] is not None else np.inf
+        low = inputs[1] if len(inputs) > 1 else node.attrs.get("min", -np.inf)
+        high = inputs[2] if len(inputs) > 2 else node.attrs.get("max", np.inf)
         return apply_epilogue(node, np.clip(x, low, high))
 
     @staticmethod
