@@ -131,6 +131,17 @@ def test_a_cycle_is_refused() -> None:
         opennpu.compile(model(nodes, {"x": (1, 4)}, {"b": (1, 4)}))
 
 
+def test_initializers_that_are_inputs_too_are_constants() -> None:
+    m = small_cnn()
+    m.ir_version = 3
+    for i in list(m.graph.initializer):
+        m.graph.input.add().CopyFrom(
+            helper.make_tensor_value_info(i.name, i.data_type, list(i.dims))
+        )
+    program = opennpu.compile(m)
+    assert [v.name for v in program.inputs] == ["x"]
+
+
 def test_control_flow_stays_on_the_host_and_runs() -> None:
     branch = [
         helper.make_graph(

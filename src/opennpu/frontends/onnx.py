@@ -57,6 +57,7 @@ def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imp
         onnx.checker.check_model(model)
     except Exception as e:  # the checker raises several types of its own and of C++
         raise ModelError(where, _first_line(e), "Export the model again") from None
+    _drop_default_inputs(model)
     _fix_dims(where, model, fix_dims)
     _merge_dequantizers(model)
     model = _fold(where, model)
@@ -118,12 +119,20 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         node.name = unique
 
 
-def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
+def _drop_default_inputs(model: onnx.ModelProto) -> None:
+    """Inputs with an initializer are constants: what IR 3 demanded, and later IRs call defaults."""
     constants = {i.name for i in model.graph.initializer}
+    inputs = [i for i in model.graph.input if i.name not in constants]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, 4)
+
+
+def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
     used: set[str] = set()
     known: set[str] = set()
     for value in model.graph.input:
-        if value.name in constants or not value.type.HasField("tensor_type"):
+        if not value.type.HasField("tensor_type"):
             continue
         if not value.type.tensor_type.HasField("shape"):
             raise ModelError(where, f"input {value.name} has no shape", "Export it with one")
