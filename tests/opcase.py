@@ -146,7 +146,11 @@ class Case:
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, self.want.shape)],
             [numpy_helper.from_array(a, n) for n, a in self.consts.items()] + extra,
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6 if "min" in attrs else 17)], ir_version=9)
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", 6 if "min" in attrs else 17)],
+            ir_version=9,
+        )
 
 
 def all_cases() -> list[Any]:

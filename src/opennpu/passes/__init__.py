@@ -10,6 +10,7 @@ from opennpu.passes import fuse, qdq
 
 PASSES: Sequence[Callable[[Graph], Graph]] = (
     qdq.import_pairs,
+    fuse.name_sums,
     fuse.normalise_gemm,
     fuse.fuse_bias,
     fuse.fuse_clips,

@@ -15,6 +15,15 @@ TAKES_BIAS = ("MatMul",)
 TAKES_CLIP = ("Conv", "Gemm", "MatMul", "Add", "Mul")
 
 
+def name_sums(graph: Graph) -> Graph:
+    """Sum of two tensors is Add."""
+    nodes = tuple(
+        n.with_(op="Add") if n.op == "Sum" and len(n.inputs) == 2 and not n.domain else n
+        for n in graph.nodes
+    )
+    return graph.with_(nodes=nodes)
+
+
 def normalise_gemm(graph: Graph) -> Graph:
     """Gemm with constant weights: alpha, beta and transB folded into the constants."""
     values, constants = dict(graph.values), dict(graph.constants)
