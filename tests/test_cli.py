@@ -67,6 +67,15 @@ def test_run_prints_and_writes_outputs(folder: Path, tmp_path: Path) -> None:
     assert y.shape == (1, 10) and abs(y.sum() - 1) < 1e-3
 
 
+def test_a_stored_sample_checks_the_program_anywhere(folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=np.load(folder / "x.npy"))
+    out = tmp_path / "s.npu"
+    done = opennpu("compile", "net.onnx", "-o", out, "--sample", tmp_path / "s.npz", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    done = opennpu("run", out, "--sample", "--device", "emulator", "--json", cwd=folder)
+    assert json.loads(done.stdout)["outputs"][0]["cosine"] > 0.9999
+
+
 def test_run_takes_an_image(folder: Path) -> None:
     done = opennpu("run", "net.npu", "--input", "red.png", "--mean", "0.5", cwd=folder)
     assert done.returncode == 0 and "(predicted)" in done.stdout
@@ -101,6 +110,7 @@ REFUSED = [
     (("run", "cut.npu"), "cut.npu: "),
     (("run", "flipped.npu"), "flipped.npu: "),
     (("run", "net.npu"), "x: "),
+    (("run", "net.npu", "--sample"), "holds 0 samples"),
     (("run", "net.npu", "--input", "z=x.npy"), "z: the program has 1 inputs"),
     (("run", "net.npu", "--input", "x=small.npy"), "[1, 3, 8, 8]"),
     (("run", "net.npu", "--input", "x=double.npy"), "float64"),

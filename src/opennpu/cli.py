@@ -132,6 +132,10 @@ def compile_(
     ] = "mse",
     target: Target = "rknpu",
     fix_dim: FixDim = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(help=".npz file with an array per input: stored with onnxruntime's outputs."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compile an ONNX model to a .npu file."""
@@ -144,6 +148,7 @@ def compile_(
             calibration_method=method,
             target=target,
             fix_dims=_dims(fix_dim),
+            sample=None if sample is None else _load_npz(sample),
             progress=step,
         )
     program.save(output)
@@ -195,6 +200,9 @@ def run(
         list[str] | None,
         typer.Option("-i", "--input", help="NAME=FILE (.npy, or an image); NAME may be left out."),
     ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Run the stored sample and compare its outputs.")
+    ] = False,
     device: Annotated[
         str | None, typer.Option(help="emulator, null, rknpu, rocket; default: a board if found.")
     ] = None,
@@ -209,7 +217,10 @@ def run(
 ) -> None:
     """Run a .npu file on data."""
     compiled = opennpu.load(program)
-    feeds = _feeds(compiled, inputs or [], _numbers("--mean", mean), _numbers("--std", std))
+    if sample:
+        feeds = _stored(compiled, program)
+    else:
+        feeds = _feeds(compiled, inputs or [], _numbers("--mean", mean), _numbers("--std", std))
     with opennpu.InferenceSession(compiled, device) as session:
         results = session.run(None, feeds)
         last, info = session.last, session.device.info
@@ -220,6 +231,9 @@ def run(
         for name, a in zip(names, results, strict=True):
             np.save(output_dir / f"{name.replace('/', '_')}.npy", a)
     described = [_describe(n, a) for n, a in zip(names, results, strict=True)]
+    if sample:
+        for line, a in zip(described, results, strict=True):
+            line["cosine"] = _cosine(a, compiled.samples[f"output/{line['name']}"])
     report = {
         "device": info.name,
         "tasks": last.tasks,
@@ -237,6 +251,7 @@ def run(
         out.print(
             f"{line['name']}: {line['dtype']}{line['shape']} "
             f"min {line['min']:.6g} max {line['max']:.6g} argmax {line['argmax']}"
+            + (f" cosine to the stored output {line['cosine']:.6f}" if sample else "")
         )
     out.print(
         f"{info.name}: {last.tasks} tasks in {last.jobs} jobs, {last.bytes_moved:,} bytes moved, "
@@ -254,6 +269,20 @@ def _describe(name: str, a: Array) -> dict[str, Any]:
         "max": float(numbers.max()),
         "argmax": int(numbers.argmax()),
     }
+
+
+def _stored(program: Program, file: Path) -> dict[str, Array]:
+    if not program.samples:
+        raise InputError(
+            str(file), "holds 0 samples, --sample needs 1", "Compile it with --sample FILE.npz"
+        )
+    return {v.name: program.samples[f"input/{v.name}"] for v in program.inputs}
+
+
+def _cosine(a: Array, b: Array) -> float:
+    x, y = a.astype(np.float64).reshape(-1), b.astype(np.float64).reshape(-1)
+    norm = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / norm if norm else float(np.array_equal(x, y))
 
 
 def _numbers(option: str, text: str) -> Array:

@@ -67,6 +67,7 @@ def compile(
     calibration_method: str = "mse",
     target: str = "rknpu",
     fix_dims: Mapping[str, int] | None = None,
+    sample: Mapping[str, Array] | None = None,
     progress: Progress | None = None,
 ) -> Program:
     """Compile an ONNX model.
@@ -77,6 +78,8 @@ def compile(
     calibration: feeds as `InferenceSession.run` takes them.
     target: "rknpu" (vendor kernel driver) or "rocket" (stock mainline: no pooling unit).
     fix_dims: sizes of symbolic dimensions, by name.
+    sample: one set of feeds to store with what onnxruntime makes of them: `Program.samples`
+        has "input/NAME" and "output/NAME", so that a program can be checked anywhere.
     Raises ModelError, UnsupportedError.
     """
     return compile_state(
@@ -86,6 +89,7 @@ def compile(
         calibration_method=calibration_method,
         target=target,
         fix_dims=fix_dims,
+        sample=sample,
         progress=progress,
     ).program
 
@@ -98,6 +102,7 @@ def compile_state(
     calibration_method: str = "mse",
     target: str = "rknpu",
     fix_dims: Mapping[str, int] | None = None,
+    sample: Mapping[str, Array] | None = None,
     progress: Progress | None = None,
 ) -> State:
     """`compile`, with everything that its stages made."""
@@ -112,7 +117,7 @@ def compile_state(
             "compile", f"precision is {precision!r}, of 2 known ones", "Use 'fp16' or 'int8'"
         )
     options = Options(precision, target, dict(fix_dims or {}), calibration_method)
-    state = State(model, options, calibration)
+    state = State(model, options, calibration, sample)
     for i, (name, stage) in enumerate(STAGES):
         if progress:
             progress(name, i / len(STAGES))
@@ -131,13 +136,21 @@ class State:
     parts: list[Part]
     program: Program
 
-    def __init__(self, model: Any, options: Options, calibration: Any) -> None:
-        self.model, self.options, self.calibration = model, options, calibration
+    def __init__(self, model: Any, options: Options, calibration: Any, sample: Any) -> None:
+        self.model, self.options = model, options
+        self.calibration, self.sample = calibration, sample
 
 
 def stage_import(state: State) -> None:
     """Parse, fix dimensions, fold constants."""
-    from opennpu.frontends.onnx import load_model
+    try:
+        from opennpu.frontends.onnx import load_model
+    except ModuleNotFoundError as e:
+        raise ModelError(
+            "compile",
+            f"the package {e.name} is missing, and compiling needs it",
+            "Install it with pip install 'opennpu[onnx]'",
+        ) from None
 
     state.imported = load_model(state.model, fix_dims=state.options.fix_dims)
     state.graph = state.imported.graph
@@ -207,7 +220,11 @@ def stage_lower(state: State) -> None:
         "nodes": nodes,
     }
     state.program = Program(
-        _infos(graph, graph.inputs), _infos(graph, graph.outputs), tuple(segments), meta
+        _infos(graph, graph.inputs),
+        _infos(graph, graph.outputs),
+        tuple(segments),
+        meta,
+        _golden(state),
     )
 
 
@@ -218,6 +235,17 @@ STAGES: Sequence[tuple[str, Callable[[State], None]]] = (
     ("partition", stage_partition),
     ("lower", stage_lower),
 )
+
+
+def _golden(state: State) -> dict[str, Array]:
+    """The user's sample and what onnxruntime makes of it."""
+    if state.sample is None:
+        return {}
+    from opennpu.frontends.calibration import run_float
+
+    outputs = run_float(state.imported, state.sample, list(state.graph.outputs))
+    golden = {f"input/{n}": np.asarray(state.sample[n]) for n in state.graph.inputs}
+    return {**golden, **{f"output/{n}": a for n, a in outputs.items()}}
 
 
 def _infos(graph: Graph, names: Sequence[str]) -> tuple[ValueInfo, ...]:

@@ -79,6 +79,12 @@ def calibrate(
     return Statistics(ranges, means)
 
 
+def run_float(imported: Imported, feeds: Mapping[str, Array], names: list[str]) -> dict[str, Array]:
+    """Values called ``names`` in the float model.  Raises InputError."""
+    values = dict(_Watch(imported, names).run(feeds))
+    return {n: np.asarray(values[n]) for n in names}
+
+
 class _Watch:
     """The float model with its intermediate values as outputs."""
 
@@ -107,7 +113,7 @@ class _Watch:
         except Exception as e:
             text = " ".join(str(e).split())[:300].rstrip(".")
             raise InputError(
-                "calibration", f"a sample does not fit the model: {text}", "Pass what run() takes"
+                "compile", f"a sample does not fit the model: {text}", "Pass what run() takes"
             ) from None
         yield from ((n, feeds[n]) for n in self.inputs)
         yield from zip(self.names, results, strict=True)
