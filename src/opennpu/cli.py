@@ -92,6 +92,14 @@ def _progress(label: str) -> Iterator[Callable[[str, float], None]]:
         yield step
 
 
+def _table(*columns: str) -> Table:
+    """A table that folds long cells: names are never cut off."""
+    table = Table()
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
 @app.command()
 def check(
     model: Path, target: Target = "rknpu", fix_dim: FixDim = None, as_json: Json = False
@@ -104,7 +112,7 @@ def check(
     if as_json:
         _print_json([asdict(r) for r in reports])
     else:
-        table = Table("node", "operator", "where", "tasks", "MACs", "reason", title=str(model))
+        table = _table("node", "operator", "where", "tasks", "MACs", "reason")
         for r in reports:
             table.add_row(r.name, r.op, r.where, str(r.tasks), f"{r.macs:,}", r.reason)
         out.print(table)
@@ -399,7 +407,7 @@ def devices(as_json: Json = False) -> None:
     if as_json:
         _print_json([asdict(d) for d in found])
         return
-    table = Table("device", "driver", "path", "cores", "note")
+    table = _table("device", "driver", "path", "cores", "note")
     for d in found:
         table.add_row(d.name, d.driver, d.path, str(d.cores), d.reason)
     out.print(table)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -11,6 +12,9 @@ from opennpu.errors import InputError, ModelError
 from opennpu.frontends.onnx import Imported
 from opennpu.ir.graph import Array, Graph, node_reads
 from opennpu.passes.quantize import BINS, METHODS, Statistics
+
+WATCH_BYTES = 1 << 28
+"""Most that intermediate values of one run may take; a larger model runs several times."""
 
 
 def _observed(graph: Graph) -> list[str]:
@@ -33,6 +37,7 @@ def calibrate(
         the rounded values), "entropy" (least Kullback-Leibler divergence).
     Outputs of the model keep their extremes: to clip the largest logit is to lose the answer.
     Two passes: extremes and means first, then histograms of 2048 bins.
+    A value that becomes infinite or NaN has no range: the operators around it stay float.
     Raises ModelError, InputError.
     """
     if method not in METHODS:
@@ -48,26 +53,34 @@ def calibrate(
             "there are 0 samples, at least 1 is needed",
             "Pass calibration=[{input: array}, …]",
         )
+    for k, feeds in enumerate(samples):
+        _check_finite(k, feeds)
     names = [v for v in _observed(graph) if v not in graph.inputs]
-    watch = _Watch(imported, names)
+    watches = [_Watch(imported, group) for group in _groups(graph, names)]
     low: dict[str, float] = {}
     high: dict[str, float] = {}
     sums: dict[str, Array] = {}
+    wild: set[str] = set()
     for feeds in samples:
-        for name, a in watch.run(feeds):
+        for name, a in _run_all(watches, feeds):
+            if not np.isfinite(a).all():
+                wild.add(name)
+                continue
             if a.ndim > 1:
                 axis = 1 if a.ndim > 2 else a.ndim - 1
                 others = tuple(i for i in range(a.ndim) if i != axis)
                 sums[name] = sums.get(name, np.zeros(a.shape[axis])) + a.mean(others, np.float64)
             low[name] = min(low.get(name, 0.0), float(a.min()))
             high[name] = max(high.get(name, 0.0), float(a.max()))
+    for name in wild:
+        low.pop(name, None)
     means = {n: total / len(samples) for n, total in sums.items()}
     if method == "minmax":
         return Statistics({n: (low[n], high[n]) for n in low}, means)
     counts = {n: np.zeros(BINS, np.int64) for n in low}
     for feeds in samples:
-        for name, a in watch.run(feeds):
-            if high[name] > low[name]:
+        for name, a in _run_all(watches, feeds):
+            if name in low and high[name] > low[name]:
                 counts[name] += np.histogram(a, BINS, (low[name], high[name]))[0]
     choose = METHODS[method]
     ranges = {
@@ -83,6 +96,41 @@ def run_float(imported: Imported, feeds: Mapping[str, Array], names: list[str]) 
     """Values called ``names`` in the float model.  Raises InputError."""
     values = dict(_Watch(imported, names).run(feeds))
     return {n: np.asarray(values[n]) for n in names}
+
+
+def _check_finite(k: int, feeds: Mapping[str, Array]) -> None:
+    for name, a in feeds.items() if isinstance(feeds, Mapping) else ():
+        a = np.asarray(a)
+        bad = a.size - int(np.isfinite(a).sum()) if a.dtype.kind == "f" else 0
+        if bad:
+            raise InputError(
+                name,
+                f"calibration sample {k} has {bad} of {a.size} elements that are infinite or NaN",
+                "Leave that sample out",
+            )
+
+
+def _groups(graph: Graph, names: list[str]) -> Iterator[list[str]]:
+    """Names in runs of no more than WATCH_BYTES together; at least one run."""
+    group: list[str] = []
+    nbytes = 0
+    for name in names:
+        value = graph.values[name]
+        size = math.prod(value.shape) * np.dtype(value.dtype).itemsize
+        if group and nbytes + size > WATCH_BYTES:
+            yield group
+            group, nbytes = [], 0
+        group.append(name)
+        nbytes += size
+    yield group
+
+
+def _run_all(watches: list[_Watch], feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """(name, value) of every input and every watched value that has elements."""
+    for k, watch in enumerate(watches):
+        for name, a in watch.run(feeds):
+            if np.size(a) and (k == 0 or name not in watch.inputs):
+                yield name, np.asarray(a)
 
 
 class _Watch:

@@ -1,6 +1,7 @@
 """ONNX model → graph, and graph nodes → ONNX models for the host.
 
-Constant folding is onnxruntime's: what it leaves is what the compiler sees.
+Constants are folded by onnxruntime, which is told not to fuse: the nodes that remain are the
+user's, under the user's names, and `opennpu.passes` fuses them in all kinds of models alike.
 """
 
 from __future__ import annotations
@@ -15,17 +16,29 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference, version_converter
 
 from opennpu.errors import ModelError
-from opennpu.ir.graph import Array, Graph, Node, Value
+from opennpu.ir.graph import OPAQUE, Array, Graph, Node, Value
+from opennpu.program import DTYPES
 
-OPAQUE = "<opaque>"  # dtype of values that are no dense tensor (sequences, optionals)
 BROKEN = (ValueError, TypeError, KeyError, IndexError, OverflowError)
 """What protobuf and onnx raise, when they come to it, on fields that a parser let through."""
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 RENAMES = ("Flatten", "Squeeze", "Unsqueeze")
+OLDEST_OPSET = 7  # what onnxruntime guarantees; older models are converted
+MODEL_BYTES = 2**31 - 1  # most that a protobuf message may have
+FUSIONS = (
+    *("ConvAddFusion", "ConvBNFusion", "ConvMulFusion", "MatMulAddFusion", "Pad_Fusion"),
+    *("MatMul_BatchNormalization_Fusion", "GemmSumFusion", "GemmTransposeFusion", "FuseReluClip"),
+)
+"""Of onnxruntime's basic optimizations, those whose work is ours (and does not keep names)."""
+PAIR_MOVES = (
+    *("QDQPropagationTransformer", "DoubleQDQPairsRemover", "EnsureUniqueDQForNodeUnit"),
+    *("WeightBiasQuantization", "ClipQuantRewrite", "ReluQuantRewrite", "TransposeOptimizer"),
+)
+"""Those that move quantization pairs about, or make new ones."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +65,20 @@ def load_model(
 
 
 def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imported:
+    _check_opset(where, model)
     _name_nodes(model)
     try:
         onnx.checker.check_model(model)
     except Exception as e:  # the checker raises several types of its own and of C++
         raise ModelError(where, _first_line(e), "Export the model again") from None
     _drop_default_inputs(model)
+    _check_tensors(where, model.graph.input, "input")
     _fix_dims(where, model, fix_dims)
+    model = _fold(where, _modern(model))
     _merge_dequantizers(model)
-    model = _fold(where, model)
+    _compute_constant_outputs(model)
     _name_nodes(model)
+    _check_tensors(where, model.graph.output, "output")
     return Imported(_graph(where, model), model)
 
 
@@ -74,7 +91,9 @@ def _parse(source: str | Path | bytes | onnx.ModelProto) -> tuple[str, onnx.Mode
     if isinstance(source, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(source)
-        return copy.graph.name or "model", copy
+        where = copy.graph.name or "model"
+        _check_inline(where, copy)
+        return where, copy
     where = "model" if isinstance(source, bytes) else str(source)
     try:
         data = source if isinstance(source, bytes) else Path(source).read_bytes()
@@ -95,7 +114,9 @@ def _parse(source: str | Path | bytes | onnx.ModelProto) -> tuple[str, onnx.Mode
             f"{len(data)} bytes hold a model of 0 nodes and 0 outputs, at least 1 output is needed",
             "Give an ONNX file",
         )
-    if not isinstance(source, bytes):
+    if isinstance(source, bytes):
+        _check_inline(where, model)
+    else:
         try:
             onnx.load_external_data_for_model(model, str(Path(source).parent))
         except Exception as e:
@@ -104,7 +125,104 @@ def _parse(source: str | Path | bytes | onnx.ModelProto) -> tuple[str, onnx.Mode
                 f"its external data cannot be read: {_first_line(e)}",
                 "Keep both files together",
             ) from None
+    if model.ByteSize() > MODEL_BYTES:
+        raise ModelError(
+            where,
+            f"it has {model.ByteSize()} bytes with its weights, onnx takes {MODEL_BYTES} at most",
+            "Split the model, or store its weights in a smaller type",
+        )
     return where, model
+
+
+def _check_inline(where: str, model: onnx.ModelProto) -> None:
+    """A model that is not a file has no folder in which its weights could lie."""
+    outside = [i for i in model.graph.initializer if i.data_location == TensorProto.EXTERNAL]
+    if outside:
+        raise ModelError(
+            where,
+            f"{len(outside)} of its {len(model.graph.initializer)} constants, {outside[0].name} "
+            "first, lie in another file",
+            "Pass the path of the model, or load the external data into it",
+        )
+
+
+def _check_opset(where: str, model: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for o in model.opset_import:
+        if o.domain in ("", "ai.onnx") and o.version > newest:
+            raise ModelError(
+                where,
+                f"its opset is {o.version}, onnx {onnx.__version__} knows those up to {newest}",
+                "Update onnx and onnxruntime, or export with an older opset",
+            )
+
+
+def _check_tensors(where: str, infos: Iterable[onnx.ValueInfoProto], kind: str) -> None:
+    """Inputs and outputs of a program are tensors of numbers, and outputs have static shapes."""
+    for info in infos:
+        if not info.type.HasField("tensor_type"):
+            what = info.type.WhichOneof("value") or "value without a type"
+            raise ModelError(
+                info.name,
+                f"this {kind} of {where} is a {what.removesuffix('_type')}, programs take tensors",
+                "Cut the model where it is a tensor",
+            )
+        tensor = info.type.tensor_type
+        if _numbers(tensor.elem_type) is None:
+            name = TensorProto.DataType.Name(tensor.elem_type)
+            raise ModelError(
+                info.name,
+                f"this {kind} of {where} is of type {name}, programs take numbers of 8 to 64 bits",
+                "Cut the model where it is a tensor of numbers",
+            )
+        if kind == "output" and _value(info).dtype == OPAQUE:
+            dims = [d.dim_value if d.HasField("dim_value") else "?" for d in tensor.shape.dim]
+            raise ModelError(
+                info.name,
+                f"the shape of this output depends on the data: {', '.join(map(str, dims)) or '?'}",
+                "Cut the model before the node that makes it so (NonZero, NonMaxSuppression, …)",
+            )
+
+
+def _numbers(elem_type: int) -> str | None:
+    """NumPy name of an element type that programs can take, else None."""
+    try:
+        name = helper.tensor_dtype_to_np_dtype(elem_type).name
+    except (KeyError, TypeError):
+        return None
+    return name if name in DTYPES else None
+
+
+def _modern(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Opsets older than onnxruntime promises to run are converted, if onnx can."""
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if opset >= OLDEST_OPSET or any(n.domain not in ("", "ai.onnx") for n in model.graph.node):
+        return model
+    with contextlib.suppress(Exception):  # the converter's errors are C++ assertions
+        inferred = shape_inference.infer_shapes(model)
+        return version_converter.convert_version(inferred, OLDEST_OPSET)
+    return model
+
+
+def _compute_constant_outputs(model: onnx.ModelProto) -> None:
+    """An output that folding made a constant is written by a node of its own again."""
+    outputs = {o.name for o in model.graph.output}
+    for constant in model.graph.initializer:
+        if constant.name in outputs:
+            name, constant.name = constant.name, f"{constant.name}/constant"
+            _rename(model.graph.node, {name: constant.name})
+            model.graph.node.append(helper.make_node("Identity", [constant.name], [name]))
+
+
+def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Change what nodes read, those of their subgraphs included."""
+    for n in nodes:
+        for i, name in enumerate(n.input):
+            n.input[i] = names.get(name, name)
+        for g in _subgraphs(n):
+            inside = {i.name for i in (*g.input, *g.initializer)}
+            inside |= {o for m in g.node for o in m.output}
+            _rename(g.node, {k: v for k, v in names.items() if k not in inside})
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
@@ -167,7 +285,7 @@ def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
             )
     for value in (*model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:  # inference fills them in anew
-            if not dim.HasField("dim_value"):
+            if not dim.HasField("dim_value") or dim.dim_value < 0:
                 dim.Clear()
 
 
@@ -178,8 +296,7 @@ def _merge_dequantizers(model: onnx.ModelProto) -> None:
     outputs = {o.name for o in model.graph.output}
     kept = []
     for node in model.graph.node:
-        for i, name in enumerate(node.input):
-            node.input[i] = rename.get(name, name)
+        _rename([node], rename)
         if node.op_type == "DequantizeLinear" and node.output[0] not in outputs:
             key = (*node.input, str(sorted(a.SerializeToString() for a in node.attribute)))
             if key in first:
@@ -195,15 +312,17 @@ def _merge_dequantizers(model: onnx.ModelProto) -> None:
 def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
     """Constants folded and shapes inferred.
 
-    Models with quantization pairs are left as they are: onnxruntime moves the pairs about.
-    Models with operators of other domains are folded by onnxscript, which skips them.
+    Models with operators that onnxruntime does not know are folded by onnxscript, which skips
+    them; it would fold the weights of quantized models too, so those stay as they are.
     """
     quantized = any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in model.graph.node)
     foreign = any(n.domain not in ("", "ai.onnx") for n in model.graph.node)
-    if foreign and not quantized:
-        model = _onnxscript_fold(model)
-    elif not quantized:
-        model = _ort_fold(where, model)
+    try:
+        model = _ort_fold(where, model, quantized)
+    except ModelError:
+        if not foreign:
+            raise
+        model = model if quantized else _onnxscript_fold(model)
     try:
         return shape_inference.infer_shapes(model, data_prop=True)
     except Exception as e:
@@ -219,7 +338,7 @@ def _onnxscript_fold(model: onnx.ModelProto) -> onnx.ModelProto:
     return folded if isinstance(folded, onnx.ModelProto) else model
 
 
-def _ort_fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
+def _ort_fold(where: str, model: onnx.ModelProto, quantized: bool) -> onnx.ModelProto:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -230,7 +349,10 @@ def _ort_fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
         options.optimized_model_filepath = path
         try:
             ort.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                model.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=[*FUSIONS, *(PAIR_MOVES if quantized else ())],
             )
         except Exception as e:
             raise ModelError(
@@ -255,17 +377,15 @@ def _graph(where: str, model: onnx.ModelProto) -> Graph:
     for info in (*g.value_info, *g.input, *g.output):
         values[info.name] = _value(info)
     nodes: list[Node] = []
+    outputs = tuple(o.name for o in g.output)
     for n in g.node:
-        if (
-            n.op_type == "Constant"
-            and n.domain in ("", "ai.onnx")
-            and n.attribute[0].name == "value"
-        ):
-            constants[n.output[0]] = numpy_helper.to_array(n.attribute[0].t)
+        constant = _constant(n)
+        if constant is not None and n.output[0] not in outputs:
+            constants[n.output[0]] = constant
     for name, a in constants.items():
         values[name] = Value(name, a.shape, _dtype_name(a.dtype))
     for n in g.node:
-        if n.output and n.output[0] in constants:
+        if len(n.output) == 1 and n.output[0] in constants:
             continue
         nodes.append(_node(n, values, constants))
         for o in n.output:
@@ -275,9 +395,19 @@ def _graph(where: str, model: onnx.ModelProto) -> Graph:
     if missing:
         node, name = missing[0]
         raise ModelError(node, f"reads {name}, which nothing writes", "Export the model again")
-    return Graph(
-        g.name or where, tuple(nodes), values, constants, inputs, tuple(o.name for o in g.output)
-    )
+    return Graph(g.name or where, tuple(nodes), values, constants, inputs, outputs)
+
+
+def _constant(n: onnx.NodeProto) -> Array | None:
+    """What a Constant node holds, if it is a dense tensor of numbers."""
+    if n.op_type != "Constant" or n.domain not in ("", "ai.onnx"):
+        return None
+    a = n.attribute[0]
+    if a.name == "value":
+        return np.asarray(numpy_helper.to_array(a.t))
+    kinds = {"value_float": "f4", "value_floats": "f4", "value_int": "i8", "value_ints": "i8"}
+    kind = kinds.get(a.name)
+    return None if kind is None else np.asarray(helper.get_attribute_value(a), kind)
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
@@ -320,6 +450,10 @@ def _node(n: onnx.NodeProto, values: Mapping[str, Value], constants: Mapping[str
     return Node(n.name, op, tuple(inputs), tuple(n.output), attrs, (), (n.name,), domain)
 
 
+def _subgraphs(n: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [s for a in n.attribute for s in ([a.g] if a.HasField("g") else list(a.graphs))]
+
+
 def _captured(graphs: Iterable[onnx.GraphProto]) -> list[str]:
     """Values of the outside that subgraphs read."""
     names: list[str] = []
@@ -327,8 +461,7 @@ def _captured(graphs: Iterable[onnx.GraphProto]) -> list[str]:
         inside = {i.name for i in (*g.input, *g.initializer)}
         inside |= {o for n in g.node for o in n.output}
         for n in g.node:
-            subs = [s for a in n.attribute for s in ([a.g] if a.HasField("g") else list(a.graphs))]
-            names += [v for v in (*n.input, *_captured(subs)) if v and v not in inside]
+            names += [v for v in (*n.input, *_captured(_subgraphs(n))) if v and v not in inside]
         names += [o.name for o in g.output if o.name not in inside]
     return list(dict.fromkeys(names))
 
@@ -380,6 +513,10 @@ def extract_host(
     return bytes(model.SerializeToString(deterministic=True))
 
 
+def _outputs(node: onnx.NodeProto) -> list[str]:
+    return [o for o in node.output if o]
+
+
 def host_can_run(imported: Imported, node: Node) -> bool:
     """Has onnxruntime a kernel for this node?"""
     constants = imported.graph.constants
@@ -402,8 +539,7 @@ def _submodel(
     nodes = [n for n in g.node if n.name in wanted]
     read = set()
     for n in nodes:
-        subs = [s for a in n.attribute for s in ([a.g] if a.HasField("g") else list(a.graphs))]
-        read |= {*n.input, *_captured(subs)}
+        read |= {*n.input, *_captured(_subgraphs(n))}
     written = {o for n in nodes for o in n.output}
     extra = [constant_nodes[v] for v in constant_nodes if v in read and v not in written]
     infos = {i.name: i for i in (*g.value_info, *g.input, *g.output)}
@@ -446,15 +582,12 @@ def _try_host(model: onnx.ModelProto, imported: Imported) -> None:
         return
     except Exception as e:
         reason = _first_line(e)
-    for node in model.graph.node:  # name the first node that alone fails
-        if len(model.graph.node) == 1:
-            break
-        constants = imported.graph.constants
-        with contextlib.suppress(ModelError):
-            reads = [i for i in node.input if i and i not in constants]
-            one = _submodel(imported, [node.name], reads, [o for o in node.output if o])
-            _try_host(one, imported)
-    node = model.graph.node[-1]
+    nodes = [n for n in model.graph.node if n.output[0] not in imported.graph.constants]
+    for node in nodes if len(nodes) > 1 else ():  # name the first node that alone fails
+        reads = dict.fromkeys([*node.input, *_captured(_subgraphs(node))])
+        inputs = [i for i in reads if i and i not in imported.graph.constants]
+        _try_host(_submodel(imported, [node.name], inputs, _outputs(node)), imported)
+    node = nodes[-1]
     raise ModelError(
         node.name,
         f"operator {node.op_type} of domain {node.domain or 'ai.onnx'!r} is known neither to "

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+OPAQUE = "<opaque>"
+"""dtype of values that are no dense tensor of static shape: sequences, optionals, unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,15 @@ from opennpu.ir.graph import Graph, node_reads
 def verify(graph: Graph, after: str) -> None:
     """Raise AssertionError, naming the step that made it, if the graph is not well formed."""
     known = {*graph.inputs, *graph.constants}
+    for v in known:
+        if v not in graph.values:
+            raise AssertionError(f"after {after}: {v} has no shape")
+    for v, a in graph.constants.items():
+        said = graph.values[v].shape
+        if said != a.shape:
+            raise AssertionError(
+                f"after {after}: {v} is {list(a.shape)}, its value says {list(said)}"
+            )
     names: set[str] = set()
     for node in graph.nodes:
         if node.name in names:

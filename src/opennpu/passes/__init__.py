@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 
 from opennpu.ir.graph import Graph
 from opennpu.ir.verify import verify
-from opennpu.passes import fuse, qdq
+from opennpu.passes import affine, fuse, qdq, simplify
 
 PASSES: Sequence[Callable[[Graph], Graph]] = (
     qdq.import_pairs,
+    simplify.drop_noops,
+    simplify.fold_pads,
     fuse.name_sums,
     fuse.normalise_gemm,
     fuse.fuse_bias,
+    affine.fold_affines,
     fuse.fuse_clips,
+    simplify.drop_unused,
 )
 
 

@@ -55,7 +55,9 @@ def import_pairs(graph: Graph) -> Graph:
             continue
         out = dq.outputs[0]
         if dq.inputs[0] in constants:
-            if _constant(dq, values, constants, consumers.get(out, [])):
+            if out not in graph.outputs and _constant(
+                dq, values, constants, consumers.get(out, [])
+            ):
                 _absorb(nodes, dq, consumers.get(out, []))
             continue
         q = producers.get(dq.inputs[0])
@@ -68,7 +70,11 @@ def import_pairs(graph: Graph) -> Graph:
             continue
         values[out] = replace(values[out], quant=params[0])
         maker = producers.get(q.inputs[0])
-        alone = len(consumers.get(q.inputs[0], [])) == 1 and q.inputs[0] not in graph.outputs
+        if maker is None and q.inputs[0] in graph.inputs and _alone(graph, q.inputs[0], consumers):
+            _round_input(nodes, q, dq)
+            values[q.inputs[0]] = replace(values[q.inputs[0]], quant=params[0])
+            continue
+        alone = _alone(graph, q.inputs[0], consumers)
         if maker is None or not alone or len(maker.outputs) != 1:
             # a pair on the host rounds the float tensor; packing it to int8 is then exact
             nodes[q.name] = Node(
@@ -85,6 +91,24 @@ def import_pairs(graph: Graph) -> Graph:
     return graph.with_(nodes=_sorted(graph, kept, constants), values=values, constants=constants)
 
 
+def _alone(graph: Graph, value: str, consumers: dict[str, list[Node]]) -> bool:
+    """Has it one reader only?"""
+    return len(consumers.get(value, [])) == 1 and value not in graph.outputs
+
+
+def _round_input(nodes: dict[str, Node], q: Node, dq: Node) -> None:
+    """A pair behind an input: its readers read the input, which is packed to these codes.
+
+    On the host they take the pair along.
+    """
+    x, y = q.inputs[0], dq.outputs[0]
+    for name, n in nodes.items():
+        if y in n.inputs:
+            inputs = tuple(x if i == y else i for i in n.inputs)
+            nodes[name] = n.with_(inputs=inputs, sources=(q.name, dq.name, *n.sources))
+    del nodes[q.name], nodes[dq.name]
+
+
 def _same(q: Node, dq: Node, constants: dict[str, Array]) -> bool:
     return len(q.inputs) == len(dq.inputs) and all(
         a in constants and b in constants and np.array_equal(constants[a], constants[b])
@@ -95,33 +119,39 @@ def _same(q: Node, dq: Node, constants: dict[str, Array]) -> bool:
 def _constant(
     dq: Node, values: dict[str, Value], constants: dict[str, Array], users: list[Node]
 ) -> bool:
-    """Make the output of a DequantizeLinear of a constant a constant itself."""
+    """Make the output of a DequantizeLinear of a constant a constant itself.
+
+    Symmetric 8-bit weights stay codes; anything else becomes what the node computes.
+    """
     codes, out = constants[dq.inputs[0]], dq.outputs[0]
     scale = constants.get(dq.inputs[1])
-    if scale is None or dq.attrs.get("block_size", 0):
+    zero: Array | None = np.zeros((), codes.dtype)
+    if len(dq.inputs) > 2 and dq.inputs[2]:
+        zero = constants.get(dq.inputs[2])
+    if codes.dtype not in (np.int8, np.uint8, np.int32) or dq.attrs.get("block_size", 0):
         return False
-    if codes.dtype in (np.int8, np.uint8) and all(
-        u.op in WEIGHTED and out in u.inputs[1:2] for u in users
-    ):
-        params = _params(dq, constants)
-        if params is None and len(dq.inputs) < 3:  # no zero point: symmetric
-            axis = int(dq.attrs.get("axis", 1)) if scale.size > 1 else None
-            params = Quant(scale, np.zeros(scale.shape, np.int32), axis), codes.dtype == np.uint8
-        if params is None or np.any(params[0].zero_point):
-            return False
-        moved = codes.astype(np.int16) - (128 if params[1] else 0)
-        constants[out] = moved.astype(np.int8)
-        values[out] = Value(out, codes.shape, "int8", params[0])
+    if scale is None or scale.dtype != np.float32 or zero is None:
+        return False
+    axis = int(dq.attrs.get("axis", 1)) % max(1, codes.ndim) if scale.size > 1 else None
+    middle = 128 if codes.dtype == np.uint8 else 0
+    if codes.dtype != np.int32 and all(_is_weight(out, u) for u in users):
+        if np.any(zero != middle):
+            return False  # the NPU has no zero point of weights, and float weights lose int8
+        step = scale.reshape(()) if axis is None else scale
+        constants[out] = (codes.astype(np.int16) - middle).astype(np.int8)
+        quant = Quant(step, np.zeros(step.shape, np.int32), axis)
+        values[out] = Value(out, codes.shape, "int8", quant)
         return True
-    if codes.dtype == np.int32:
-        axis = int(dq.attrs.get("axis", 0))
-        shape = [1] * codes.ndim
-        if scale.size > 1:
-            shape[axis] = -1
-        constants[out] = (codes * scale.reshape(shape if scale.size > 1 else ())).astype(np.float32)
-        values[out] = Value(out, codes.shape, "float32")
-        return True
-    return False
+    shape = [-1 if i == axis else 1 for i in range(codes.ndim)]
+    offset = codes.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
+    real = offset.astype(np.float32) * scale.reshape(shape if axis is not None else ())
+    constants[out] = real.astype(np.float32)
+    values[out] = Value(out, codes.shape, "float32")
+    return True
+
+
+def _is_weight(name: str, user: Node) -> bool:
+    return user.op in WEIGHTED and list(user.inputs).index(name) == 1
 
 
 def _absorb(nodes: dict[str, Node], dq: Node, users: list[Node]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from opennpu.ir.graph import Array, Graph, Node, Quant, Value, node_reads
+from opennpu.passes import affine
 
 requires = "fused float graph"
 ensures = "float activations around int8 operators carry a Quant; their weights are int8 codes"
@@ -131,6 +132,9 @@ class Statistics:
 
 def quantize(graph: Graph, seen: Statistics) -> Graph:
     """Give int8 types to every operator that has an int8 program."""
+    graph = affine.as_convolutions(
+        graph, {n.name for n in graph.nodes if set(_activations(n, graph)) <= seen.ranges.keys()}
+    )
     values, constants = dict(graph.values), dict(graph.constants)
     groups = _same_codes(graph)
     spans: dict[str, Range] = {}
@@ -140,7 +144,7 @@ def quantize(graph: Graph, seen: Statistics) -> Graph:
         spans[root] = (min(a, low), max(b, high))
     nodes = []
     for n in graph.nodes:
-        activations = [v for v in (*node_reads(n), *n.outputs) if v and v not in constants]
+        activations = _activations(n, graph)
         if not _wants_int8(n, graph, activations, spans, groups):
             nodes.append(n)
             continue
@@ -150,6 +154,11 @@ def quantize(graph: Graph, seen: Statistics) -> Graph:
         mean = seen.means.get(n.inputs[0])
         nodes.append(_quantize_weights(n, values, constants, mean))
     return graph.with_(nodes=tuple(nodes), values=values, constants=constants)
+
+
+def _activations(n: Node, graph: Graph) -> list[str]:
+    """What it reads and writes but for constants."""
+    return [v for v in (*node_reads(n), *n.outputs) if v and v not in graph.constants]
 
 
 def _wants_int8(
