@@ -282,7 +282,8 @@ def test_calibration_without_samples() -> None:
 def test_calibration_by_an_unknown_method() -> None:
     said = refusal(lambda: quantize([random_feeds(small_cnn())], calibration_method="magic"))
     assert said == (
-        "calibration: method is 'magic', of 4. Use one of ['entropy', 'minmax', 'mse', 'percentile']."
+        "calibration: method is 'magic', of 4. "
+        "Use one of ['entropy', 'minmax', 'mse', 'percentile']."
     )
 
 
