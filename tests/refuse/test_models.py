@@ -122,6 +122,13 @@ def test_flipped_bytes_are_refused_or_compile(flips: list[tuple[int, int]]) -> N
         assert str(e).endswith(".")
 
 
+def test_names_that_are_no_text() -> None:
+    data = SMALL.replace(b"softmax", b"soft\xffax")
+    assert refusal(lambda: load_model(data)) == (
+        "model: its name b'soft\\xffax' is not UTF-8. Export or copy it again."
+    )
+
+
 # -- graphs ----------------------------------------------------------------------------------
 
 

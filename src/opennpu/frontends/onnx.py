@@ -65,13 +65,18 @@ def load_model(
 
 
 def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imported:
+    _check_text(where, model)
     _check_opset(where, model)
     _name_nodes(model)
+    _drop_default_inputs(model)
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        if value.type.HasField("tensor_type") and not kind.HasField("shape"):
+            raise ModelError(where, f"input {value.name} has no shape", "Export it with one")
     try:
         onnx.checker.check_model(model)
     except Exception as e:  # the checker raises several types of its own and of C++
         raise ModelError(where, _first_line(e), "Export the model again") from None
-    _drop_default_inputs(model)
     _check_tensors(where, model.graph.input, "input")
     _fix_dims(where, model, fix_dims)
     model = _fold(where, _modern(model))
@@ -144,6 +149,19 @@ def _check_inline(where: str, model: onnx.ModelProto) -> None:
             "first, lie in another file",
             "Pass the path of the model, or load the external data into it",
         )
+
+
+def _check_text(where: str, message: Any) -> None:
+    """Names are UTF-8: protobuf hands out other bytes as they are, and fails on them later."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for item in [value] if hasattr(value, "ListFields") else value:
+                _check_text(where, item)
+        elif field.type == field.TYPE_STRING:
+            for text in [value] if isinstance(value, str | bytes) else value:
+                if isinstance(text, bytes):
+                    shown = f"{field.name} {text[:40]!r}"
+                    raise ModelError(where, f"its {shown} is not UTF-8", "Export or copy it again")
 
 
 def _check_opset(where: str, model: onnx.ModelProto) -> None:
@@ -250,10 +268,6 @@ def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
     used: set[str] = set()
     known: set[str] = set()
     for value in model.graph.input:
-        if not value.type.HasField("tensor_type"):
-            continue
-        if not value.type.tensor_type.HasField("shape"):
-            raise ModelError(where, f"input {value.name} has no shape", "Export it with one")
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 continue
@@ -444,6 +458,7 @@ def _node(n: onnx.NodeProto, values: Mapping[str, Value], constants: Mapping[str
     op = n.op_type
     if op == "Conv" or op in POOLS:
         _explicit_window(op, attrs, inputs, n.output, values)
+        _check_window(n.name, op, attrs, inputs, values)
     if op == "Reshape" or op in RENAMES:
         attrs = {**attrs, "shape": values[n.output[0]].shape} if n.output[0] in values else attrs
     domain = "" if n.domain == "ai.onnx" else n.domain
@@ -485,6 +500,8 @@ def _explicit_window(
     strides = attrs.setdefault("strides", (1,) * rank)
     dilations = attrs.setdefault("dilations", (1,) * rank)
     auto = attrs.pop("auto_pad", "NOTSET")
+    if auto == "VALID":
+        attrs["pads"] = (0,) * (2 * rank)
     x, y = values.get(inputs[0]), values.get(outputs[0])
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         if x is None or y is None or len(x.shape) != rank + 2 or len(y.shape) != rank + 2:
@@ -499,6 +516,27 @@ def _explicit_window(
         attrs["pads"] = (*before, *after)
     else:
         attrs.setdefault("pads", (0,) * (2 * rank))
+
+
+def _check_window(
+    name: str, op: str, attrs: Mapping[str, Any], inputs: Sequence[str], values: Mapping[str, Value]
+) -> None:
+    """Sizes are positive and agree: onnxruntime looks at them when it runs, we do before."""
+    remedy = "Export the model again"
+    for key in ("kernel_shape", "strides", "dilations"):
+        if len(attrs[key]) != len(attrs["kernel_shape"]) or min(attrs[key], default=1) < 1:
+            raise ModelError(name, f"{op} has {key}={list(attrs[key])}", remedy)
+    if op == "Conv":
+        x, w, group = values.get(inputs[0]), values[inputs[1]], int(attrs["group"])
+        if group < 1 or w.shape[0] % group:
+            raise ModelError(name, f"{op} has {w.shape[0]} filters in {group} groups", remedy)
+        if x is not None and len(x.shape) > 1 and x.shape[1] != w.shape[1] * group:
+            raise ModelError(
+                name,
+                f"{op} reads {x.shape[1]} channels, its filters take {w.shape[1]} in each of "
+                f"{group} groups",
+                remedy,
+            )
 
 
 # -- host segments ---------------------------------------------------------------------------

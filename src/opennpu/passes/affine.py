@@ -103,8 +103,9 @@ def _finite(a: Affine) -> Affine | None:
 def fold_affines(graph: Graph) -> Graph:
     """Each affine node into the node before it, the nodes after it, or its chain."""
     steps = (_into_producer, _into_consumers, _into_convolution)
-    while (changed := next(filter(None, (_sweep(graph, s) for s in steps)), None)) is not None:
-        graph = changed
+    with np.errstate(all="ignore"):  # what is not finite is not folded
+        while (changed := next(filter(None, (_sweep(graph, s) for s in steps)), None)) is not None:
+            graph = changed
     return graph
 
 
@@ -316,10 +317,11 @@ def as_convolutions(graph: Graph, names: Collection[str]) -> Graph:
     Their epilogues stay.
     """
     draft = _Draft(graph)
-    for node in graph.nodes:
-        affine = affine_of(graph, node) if node.name in names else None
-        if affine is not None:
-            _convolve(draft, [affine])
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            affine = affine_of(graph, node) if node.name in names else None
+            if affine is not None:
+                _convolve(draft, [affine])
     nodes = tuple(draft.nodes.values())
     return graph.with_(nodes=nodes, values=draft.values, constants=draft.constants)
 

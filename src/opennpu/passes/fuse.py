@@ -44,7 +44,8 @@ def normalise_gemm(graph: Graph) -> Graph:
             continue
         w = w.T if a.get("transB") else w
         if not quantized:
-            w = w * np.asarray(a.get("alpha", 1.0), w.dtype)
+            with np.errstate(all="ignore"):  # as the node itself would
+                w = w * np.asarray(a.get("alpha", 1.0), w.dtype)
         old = values[n.inputs[1]]
         quant = old.quant
         if quant is not None:  # alpha goes into the scales of the codes

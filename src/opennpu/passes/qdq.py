@@ -23,7 +23,7 @@ def _params(node: Node, constants: dict[str, Array]) -> tuple[Quant, bool] | Non
     """(quantization in int8 codes, were they unsigned), if the parameters are constant 8-bit."""
     scale = constants.get(node.inputs[1])
     zero = constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
-    if scale is None or scale.dtype != np.float32 or node.attrs.get("block_size", 0):
+    if scale is None or not _sound(scale) or node.attrs.get("block_size", 0):
         return None
     if zero is None:
         if len(node.inputs) > 2 and node.inputs[2]:
@@ -40,6 +40,11 @@ def _params(node: Node, constants: dict[str, Array]) -> tuple[Quant, bool] | Non
     if axis is None:
         scale, codes = scale.reshape(()), codes.reshape(())
     return Quant(scale, codes, axis), unsigned
+
+
+def _sound(scale: Array) -> bool:
+    """Is it what a scale can be?"""
+    return scale.dtype == np.float32 and bool((np.isfinite(scale) & (scale > 0)).all())
 
 
 def import_pairs(graph: Graph) -> Graph:
@@ -130,9 +135,11 @@ def _constant(
         zero = constants.get(dq.inputs[2])
     if codes.dtype not in (np.int8, np.uint8, np.int32) or dq.attrs.get("block_size", 0):
         return False
-    if scale is None or scale.dtype != np.float32 or zero is None:
+    if scale is None or not _sound(scale) or zero is None:
         return False
     axis = int(dq.attrs.get("axis", 1)) % max(1, codes.ndim) if scale.size > 1 else None
+    if scale.size != (1 if axis is None else codes.shape[axis]) or zero.size not in (1, scale.size):
+        return False
     middle = 128 if codes.dtype == np.uint8 else 0
     if codes.dtype != np.int32 and all(_is_weight(out, u) for u in users):
         if np.any(zero != middle):
@@ -144,7 +151,8 @@ def _constant(
         return True
     shape = [-1 if i == axis else 1 for i in range(codes.ndim)]
     offset = codes.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
-    real = offset.astype(np.float32) * scale.reshape(shape if axis is not None else ())
+    with np.errstate(over="ignore"):  # as the node itself would
+        real = offset.astype(np.float32) * scale.reshape(shape if axis is not None else ())
     constants[out] = real.astype(np.float32)
     values[out] = Value(out, codes.shape, "float32")
     return True
