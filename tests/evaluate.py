@@ -16,8 +16,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-from opennpu.frontends.onnx import Imported
-from opennpu.ir.graph import Graph, Node, Quant
+from opennpu.frontends.onnx import Imported, extract_host
+from opennpu.ir.graph import Graph, Node, Quant, node_reads
 
 Array = npt.NDArray[Any]
 OURS = {
@@ -40,6 +40,18 @@ def run_onnx(model: onnx.ModelProto | bytes, feeds: Mapping[str, Array]) -> list
 def evaluate(imported: Imported, graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
     """The outputs of ``graph``, which passes made of ``imported``."""
     return run_onnx(to_onnx(imported, graph), feeds)
+
+
+def by_pieces(imported: Imported, graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
+    """The outputs, each node of ``graph`` computed by the model's own nodes that it stands for."""
+    values = dict(feeds)
+    for n in graph.nodes:
+        reads = [v for v in dict.fromkeys(node_reads(n)) if v not in graph.constants]
+        writes = [o for o in n.outputs if o]
+        piece = extract_host(imported, n.sources, reads, writes)
+        results = run_onnx(piece, {r: values[r] for r in reads})
+        values.update(zip(writes, results, strict=True))
+    return [values[o] for o in graph.outputs]
 
 
 def to_onnx(imported: Imported, graph: Graph) -> onnx.ModelProto:

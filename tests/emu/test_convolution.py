@@ -105,7 +105,7 @@ def test_fp16_kernel_count_is_free(kernels: int) -> None:
     assert not lanes[..., kernels:].any()
 
 
-# -- addresses (measured.md A.3) -----------------------------------------------------------------
+# -- addresses (board notes A.3) -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("h", [1, 2, 3, 5, 6])
@@ -169,7 +169,7 @@ def test_line_stride_counts_groups_of_four_lines() -> None:
     np.testing.assert_array_equal(conv.result(bench), expected(conv))
 
 
-# -- padding (measured.md A.8) -------------------------------------------------------------------
+# -- padding (board notes A.8) -------------------------------------------------------------------
 
 
 def test_int8_pad_lanes_read_byte_1_in_odd_channels_of_the_first_32() -> None:
@@ -442,7 +442,7 @@ def test_rows_under_the_kernel_must_fit_and_a_long_tile_may_stream() -> None:
 
 @pytest.mark.parametrize(("m", "k"), [(144, 7), (144, 21), (192, 5), (192, 37), (240, 17)])
 def test_int8_at_width_1_needs_a_slack_bank(m: int, k: int) -> None:
-    """Shapes that failed on a board (measured.md A.6: M and K/32)."""
+    """Shapes that failed on a board (board notes A.6: M and K/32)."""
     conv = Conv(P.INT8, m, 1, 32 * k, 32)
     banks = -(-m * 32 * k // 32768)
     bench = Bench()
@@ -485,7 +485,7 @@ def test_stale_reuse_computes_with_old_content_in_hardware_mode() -> None:
     np.testing.assert_array_equal(conv.result(bench), old)
 
 
-# -- transposed convolution (measured.md A.13) ---------------------------------------------------
+# -- transposed convolution (board notes A.13) ---------------------------------------------------
 
 
 @pytest.mark.parametrize("s", [2, 4])

@@ -43,7 +43,7 @@ def fly(
     return bench.memory[Y:].view(dtype)[: x.size].copy()
 
 
-# -- output converter (measured.md A.9) ----------------------------------------------------------
+# -- output converter (board notes A.9) ----------------------------------------------------------
 
 TIES = [1, 2, 3, 5, 6, 7, -1, -2, -3, -5, -6, -7]
 
@@ -220,7 +220,7 @@ def test_integer_bn_multiplier_per_channel_hangs() -> None:
         fly(P.INT8, [1], *new)
 
 
-# -- element-wise (measured.md A.10) -------------------------------------------------------------
+# -- element-wise (board notes A.10) -------------------------------------------------------------
 
 ALU = dict(ew_op_src=1, ew_lut_bypass=1, ew_relu_bypass=1, ew_data_mode=1, ew_cvt_type=0)
 STREAM = dict(erdma_data_mode=1)
@@ -319,7 +319,7 @@ def test_operand_sizes_must_agree_and_flying_needs_orig_channel() -> None:
 
 @pytest.mark.parametrize("pixels", [4, 12, 20])
 def test_two_operand_convolution_reads_alternate_surfaces(pixels: int) -> None:
-    """measured.md A.10: even surfaces by MRDMA, odd by ERDMA, both skip the other's."""
+    """board notes A.10: even surfaces by MRDMA, odd by ERDMA, both skip the other's."""
     conv = Conv(P.FP16, pixels, 1, 32, 32, out=P.FP16)
     rng = np.random.default_rng(0)
     x = rng.integers(-5, 5, (pixels, 1, 32)).astype(np.float16)
@@ -352,7 +352,7 @@ def test_register_operand() -> None:
 
 
 def test_mrdma_walks_lines_and_surfaces_with_notches() -> None:
-    """Row-major fp16 matrix read as W=1, H=rows, C=columns (seeds-and-mtx512.md 2.5)."""
+    """Row-major fp16 matrix read as W=1, H=rows, C=columns (peer notes 2.5)."""
     rows, cols = 5, 24
     x = np.arange(rows * cols).astype(np.float16).reshape(rows, cols)
     bench = Bench()
@@ -376,7 +376,7 @@ def test_mrdma_walks_lines_and_surfaces_with_notches() -> None:
 
 @pytest.mark.parametrize(("rows", "cols"), [(8, 8), (16, 24), (24, 8)])
 def test_tp_org_en_turns_a_row_major_matrix_into_a_cube_and_back(rows: int, cols: int) -> None:
-    """seeds-and-mtx512.md 2.5: [R][L] -> cube with C=R, W=L, and the way back."""
+    """peer notes 2.5: [R][L] -> cube with C=R, W=L, and the way back."""
     x = np.arange(rows * cols).astype(np.int16).reshape(rows, cols)
     bench = Bench()
     bench.put(X, x)
@@ -415,7 +415,7 @@ def test_tp_org_en_turns_a_row_major_matrix_into_a_cube_and_back(rows: int, cols
     np.testing.assert_array_equal(bench.memory[EW:].view(np.int16)[: x.size], x.reshape(-1))
 
 
-# -- tables (measured.md A.11) -------------------------------------------------------------------
+# -- tables (board notes A.11) -------------------------------------------------------------------
 
 
 def table_program(offset: int = 0, minus_exp: int = 15, **slopes: int) -> list[Register]:
@@ -484,7 +484,7 @@ def test_a_zero_code_decodes_as_two_to_the_17(minus_exp: int, spike: float) -> N
 
 
 def test_zero_pair_on_the_table_port_changes_nothing() -> None:
-    """Streams zero all LUT registers: that is a read access (hardware.md A.3)."""
+    """Streams zero all LUT registers: that is a read access (register notes A.3)."""
     bench = Bench()
     curve(bench)
     before = bench.machine._cores[0].chip.tables.copy()

@@ -66,7 +66,7 @@ def atoms_written(bench: Bench, dst: int) -> int:
     return int((bench.memory[dst : dst + 0x1000].reshape(-1, 16) != 0).all(1).sum())
 
 
-# -- register groups (measured.md A.0) -----------------------------------------------------------
+# -- register groups (board notes A.0) -----------------------------------------------------------
 
 
 def test_a_delta_task_inherits_the_group_two_tasks_back() -> None:
@@ -162,7 +162,7 @@ def test_a_mask_that_never_matches_does_not_complete() -> None:
 
 
 def test_mmio_start_is_what_both_drivers_do() -> None:
-    """Steps of hardware.md A.8; the line rises, clearing drops it."""
+    """Steps of register notes A.8; the line rises, clearing drops it."""
     bench = filled()
     m = bench.machine
     bench.run((copy(5), FLYING))  # puts the code in place

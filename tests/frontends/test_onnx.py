@@ -10,6 +10,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import opennpu
+from evaluate import evaluate, run_onnx
 from nets import model, random_feeds, small_cnn
 from opennpu.frontends.onnx import extract_host, host_can_run, load_model
 from opennpu.ir.printer import show
@@ -91,3 +92,120 @@ def test_host_can_run_tells_known_from_unknown() -> None:
     m = small_cnn()
     imported = load_model(m)
     assert all(host_can_run(imported, n) for n in imported.graph.nodes)
+
+
+def runs_as_onnxruntime(m: onnx.ModelProto, want: onnx.ModelProto | None = None) -> None:
+    feeds = random_feeds(m)
+    expected = run_onnx(want or m, feeds)
+    with opennpu.InferenceSession(opennpu.compile(m), "emulator") as session:
+        for a, b in zip(session.run(None, feeds), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_outputs_that_are_constants_are_still_outputs() -> None:
+    nodes = [
+        helper.make_node("Neg", ["k"], ["y"], "neg"),
+        helper.make_node("Add", ["x", "y"], ["z"], "add"),
+    ]
+    m = model(nodes, {"x": (1, 4)}, {"y": (4,), "z": (1, 4)}, {"k": np.ones(4, np.float32)})
+    runs_as_onnxruntime(m)
+
+
+def test_opset_5_is_converted() -> None:
+    """Broadcasting by attribute, and what later opsets have no attributes for any more."""
+    names = ("w", "scale", "bias", "mean", "var")
+    shapes = ((4, 4, 3, 3), (4,), (4,), (4,), (4,))
+    constants = {
+        n: np.abs(np.random.default_rng(i).normal(size=s)).astype(np.float32) + 0.5
+        for i, (n, s) in enumerate(zip(names, shapes, strict=True))
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "conv", pads=[1] * 4, kernel_shape=[3, 3]),
+        helper.make_node("BatchNormalization", ["a", *names[1:]], ["b"], "bn", is_test=1),
+        helper.make_node("Relu", ["b"], ["c"], "relu"),
+        helper.make_node("Add", ["c", "scale"], ["y"], "add", broadcast=1, axis=1),
+    ]
+    nodes[1].attribute.append(helper.make_attribute("consumed_inputs", [0, 0, 0, 1, 1]))
+    shape = (1, 4, 5, 5)
+    old = model(nodes, {"x": shape}, {"y": shape}, constants, opset=5)
+    old.ir_version = 3
+    old.graph.input.extend(
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
+        for n, s in zip(names, shapes, strict=True)
+    )
+    del nodes[1].attribute[:], nodes[3].attribute[:]
+    nodes[3].input[1] = "column"
+    constants["column"] = constants["scale"].reshape(4, 1, 1)
+    imported = load_model(old)
+    graph = run_passes(imported.graph)
+    assert [n.op for n in graph.nodes] == ["Conv", "Add"]
+    new = model(nodes, {"x": shape}, {"y": shape}, constants)
+    feeds = random_feeds(new)
+    np.testing.assert_allclose(
+        evaluate(imported, graph, feeds)[0], run_onnx(new, feeds)[0], rtol=1e-5
+    )
+
+
+def test_functions_of_the_model_are_inlined() -> None:
+    double = helper.make_function(
+        "acme", "Double", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])],
+        [helper.make_opsetid("", 17)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Double", ["x"], ["d"], "double", domain="acme"),
+        helper.make_node("Relu", ["d"], ["y"], "relu"),
+    ]
+    m = model(nodes, {"x": (1, 4, 2, 2)}, {"y": (1, 4, 2, 2)})
+    m.opset_import.append(helper.make_opsetid("acme", 1))
+    m.functions.append(double)
+    assert [n.op for n in run_passes(load_model(m).graph).nodes] == ["Add"]
+    runs_as_onnxruntime(m)
+
+
+def test_operators_of_onnxruntime_run_on_the_host() -> None:
+    nodes = [
+        helper.make_node("FusedMatMul", ["x", "x"], ["p"], "mm", domain="com.microsoft", transB=1),
+        helper.make_node("Relu", ["p"], ["y"], "relu"),
+    ]
+    m = model(nodes, {"x": (3, 3)}, {"y": (3, 3)})
+    m.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    graph = load_model(m).graph
+    assert graph.values["p"].shape == (3, 3)
+    runs_as_onnxruntime(m)
+
+
+def test_shapes_in_a_quantized_model_are_folded_and_its_pairs_stay() -> None:
+    pair = [("QuantizeLinear", "x", "q"), ("DequantizeLinear", "q", "f")]
+    nodes = [helper.make_node(op, [x, "s", "z"], [y], op) for op, x, y in pair]
+    nodes += [
+        helper.make_node("Shape", ["f"], ["n"], "shape", start=0, end=1),
+        helper.make_node("Concat", ["n", "rest"], ["to"], "concat", axis=0),
+        helper.make_node("Reshape", ["f", "to"], ["y"], "reshape"),
+    ]
+    constants = {"s": np.float32(0.1), "z": np.uint8(3), "rest": np.int64([-1])}
+    m = model(nodes, {"x": ("batch", 2, 3)}, {"y": None}, constants)
+    graph = load_model(onnx.shape_inference.infer_shapes(m), fix_dims={"batch": 4}).graph
+    assert [n.op for n in graph.nodes] == ["QuantizeLinear", "DequantizeLinear", "Reshape"]
+    assert graph.values["y"].shape == (4, 6)
+
+
+def test_fixed_dimensions_fold_what_was_computed_from_them() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], "shape"),
+        helper.make_node("Gather", ["n", "zero"], ["b"], "gather", axis=0),
+        helper.make_node("Unsqueeze", ["b", "axes"], ["c"], "unsqueeze"),
+        helper.make_node("Concat", ["c", "rest"], ["to"], "concat", axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["y"], "reshape"),
+    ]
+    constants = {"zero": np.int64(0), "axes": np.int64([0]), "rest": np.int64([-1])}
+    m = model(nodes, {"x": ("batch", 2, 3)}, {"y": ("batch", "rest")}, constants)
+    graph = load_model(m, fix_dims={"batch": 4}).graph
+    (only,) = graph.nodes
+    assert (only.name, only.attrs["shape"]) == ("reshape", (4, 6))
+
+
+def test_nodes_without_names_or_with_the_same_get_their_own() -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["b"], "n")]
+    nodes += [helper.make_node("Neg", ["b"], ["c"], "n"), helper.make_node("Neg", ["c"], ["y"])]
+    m = model(nodes, {"x": (1, 4)}, {"y": (1, 4)})
+    assert [n.name for n in load_model(m).graph.nodes] == ["Neg_0", "n", "n_1", "Neg_3"]

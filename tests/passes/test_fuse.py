@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from evaluate import evaluate, run_onnx
+from evaluate import by_pieces, evaluate, run_onnx
 from nets import model, random_feeds, small_cnn
-from opennpu.frontends.onnx import Imported, extract_host, load_model
-from opennpu.ir.graph import Epilogue, Graph, Node, Quant, Value, node_reads
+from opennpu.frontends.onnx import Imported, load_model
+from opennpu.ir.graph import Epilogue, Graph, Node, Quant, Value
 from opennpu.ir.verify import verify
 from opennpu.passes import run_passes
 from opennpu.passes.affine import as_convolutions, fold_affines
@@ -34,18 +34,6 @@ def assert_same(got: list[Array], want: list[Array]) -> None:
     for a, b in zip(got, want, strict=True):
         scale = max(1.0, float(np.abs(b).max(initial=0)))
         np.testing.assert_allclose(a / scale, b / scale, atol=2e-5)
-
-
-def by_pieces(imported: Imported, graph: Graph, feeds: dict[str, Array]) -> list[Array]:
-    """The outputs, each node of ``graph`` computed by the model's own nodes that it stands for."""
-    values = dict(feeds)
-    for n in graph.nodes:
-        reads = [v for v in dict.fromkeys(node_reads(n)) if v not in graph.constants]
-        writes = [o for o in n.outputs if o]
-        piece = extract_host(imported, n.sources, reads, writes)
-        results = run_onnx(piece, {r: values[r] for r in reads})
-        values.update(zip(writes, results, strict=True))
-    return [values[o] for o in graph.outputs]
 
 
 # -- any net ---------------------------------------------------------------------------------

@@ -184,6 +184,15 @@ GRAPHS: dict[str, tuple[onnx.ModelProto, str]] = {
         typed([node("MatMul", ["x", "x"], ["y"], "mm")], X, Y),
         "net: onnxruntime refuses it: *mm* Incompatible dimensions*. Export the model again.",
     ),
+    "convolution in 0 groups": (
+        model(
+            [node("Conv", ["x", "w"], ["y"], "conv", group=0)],
+            {"x": (1, 4, 5, 5)},
+            {"y": (1, 4, 5, 5)},
+            {"w": np.ones((4, 4, 1, 1), np.float32)},
+        ),
+        "conv: Conv has 4 filters in 0 groups. Export the model again.",
+    ),
     "opset of the future": (
         typed([node("Relu", ["x"], ["y"], "r")], X, Y, 999),
         f"net: its opset is 999, onnx {onnx.__version__} knows those up to "
@@ -327,4 +336,3 @@ def test_a_model_is_not_changed_by_refusing_or_reading_it() -> None:
     refusal(lambda: load_model(m))
     load_model(m, fix_dims={"batch": 1, "x:3": 16})
     assert m.SerializeToString(deterministic=True) == before
-    assert model([], {}, {}) is not None

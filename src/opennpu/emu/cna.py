@@ -1,6 +1,6 @@
 """CNA: fetches features and weights into the CBUF and lays them out for CORE.
 
-Address rule of the feature DMA (measured.md A.3, hardware.md B.5; explains 752 of 752 captured
+Address rule of the feature DMA (board notes A.3, register notes B.5; explains 752 of 752 captured
 vendor tasks): row h, column w, 16-byte channel surface p lie at
 
     base + 16 * (p * (G * W + SURF_STRIDE) + (h div G) * LINE_STRIDE + (h mod G) * W + w)
@@ -28,10 +28,10 @@ Array = npt.NDArray[Any]
 UNIT = "CNA"
 ATOM = chip.ATOM_BYTES
 BANK = chip.CBUF_BANK_BYTES
-PAD_GROUP = 64  # channels after which the pad lanes repeat; measured.md A.8
-DECONV_STRIDES = (2, 4, 8)  # others act as a forward convolution; measured.md A.13
+PAD_GROUP = 64  # channels after which the pad lanes repeat; board notes A.8
+DECONV_STRIDES = (2, 4, 8)  # others act as a forward convolution; board notes A.13
 INT8_SLACK_FILL = 15 / 16
-"""Of the data banks: 10 of the 11 failing shapes of measured.md A.6 fill 97 to 99.6 %, one 94 %."""
+"""Of the data banks: 10 of the 11 failing shapes of board notes A.6 fill 97 to 99.6 %, one 94 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +190,13 @@ def geometry(ctx: Context, g: Group) -> Geometry:
 
 
 def row_entries(width: int, channels: int, bits: int) -> int:
-    """CBUF entries of one input row (measured.md A.2: explains every captured stream)."""
+    """CBUF entries of one input row (board notes A.2: explains every captured stream)."""
     whole, rest = divmod(-(-channels * bits // (8 * ATOM)), 4)
     return width * whole + (width if rest == 3 else -(-width * rest // 4))
 
 
 def check_cbuf(ctx: Context, g: Group, geo: Geometry, kernel_bytes: int) -> bool:
-    """Bank accounting (measured.md A.6, hardware.md B.6).  True when the whole tile fits."""
+    """Bank accounting (board notes A.6, register notes B.6).  True when the whole tile fits."""
     con0, con1 = g.get(cna.CBUF_CON0), g.get(cna.CBUF_CON1)
     grains = g.get(cna.CONV_CON2).feature_grains
     ctx.require(
@@ -322,7 +322,7 @@ def fetch_features(ctx: Context, g: Group, geo: Geometry, whole: bool) -> Array:
 
 
 def pad_lanes(ctx: Context, geo: Geometry) -> Array:
-    """What a padding pixel reads, per channel (measured.md A.8)."""
+    """What a padding pixel reads, per channel (board notes A.8)."""
     word, p = geo.pad_word, geo.precision
     if p is Precision.INT8:
         low = numerics.signed(word, 8)
@@ -397,7 +397,7 @@ def fetch_weights(ctx: Context, g: Group, geo: Geometry) -> Array:
 
 
 def weight_bytes(geo: Geometry) -> int:
-    """Bytes that the kernels take in memory (hardware.md B.3, E.2: tails are not padded)."""
+    """Bytes that the kernels take in memory (register notes B.3, E.2: tails are not padded)."""
     per = geo.taps * geo.channels * geo.bits // 8
     return per if geo.depthwise else per * geo.kernels
 
@@ -421,7 +421,7 @@ def check_weight_size(ctx: Context, g: Group, geo: Geometry) -> int:
 def unpack_weights(geo: Geometry, raw: Array) -> Array:
     """Bytes -> [tap, kernel, channel]; depthwise [tap, channel].
 
-    Memory order (measured.md A.2, hardware.md E.2): kernel groups, channel groups, ky, kx,
+    Memory order (board notes A.2, register notes E.2): kernel groups, channel groups, ky, kx,
     kernel, channel; the last group of either kind is as narrow as what remains.
     """
     w = numerics.elements(raw, geo.precision)

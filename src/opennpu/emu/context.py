@@ -36,7 +36,7 @@ class OnChip:
     tables: Array = field(default_factory=lambda: np.zeros((2, LUT_ENTRIES), np.int16))
 
 
-LUT_ENTRIES = 513  # per table; measured.md A.11
+LUT_ENTRIES = 513  # per table; board notes A.11
 
 
 class Context:

@@ -1,6 +1,6 @@
 """CORE: the MAC array and its accumulator.
 
-Integers are exact.  Floats follow the group rule (measured.md A.7): the products of one channel
+Integers are exact.  Floats follow the group rule (board notes A.7): the products of one channel
 group and tap are summed exactly, rounded once to fp32, and added in order in fp32.  Depthwise
 floats are added in tap order in fp32 (GUESSED, reference/README.md).
 """
@@ -85,7 +85,7 @@ def execute(ctx: Context, g: Group, geo: cna.Geometry, features: Array, weights:
         acc = full
     lanes = (chip.DEPTHWISE_GROUP if geo.depthwise else chip.KERNEL_GROUP)[geo.precision]
     sums = None
-    if misc.qd_en and integer:  # floats ignore CPEND: measured.md A.8
+    if misc.qd_en and integer:  # floats ignore CPEND: board notes A.8
 
         def sums() -> Array:
             return input_sums(geo, x, channels)
@@ -122,7 +122,7 @@ def _row_chunks(geo: cna.Geometry, channels: int) -> Iterator[slice]:
 
 
 def input_sums(geo: cna.Geometry, x: Array, channels: int) -> Array:
-    """Σx under the kernel for every pixel, padding included (measured.md A.8).
+    """Σx under the kernel for every pixel, padding included (board notes A.8).
 
     Direct: one sum over all channels, [pixels, 1].  Depthwise: per channel.
     """
@@ -180,7 +180,7 @@ def _direct_blas(geo: cna.Geometry, x: Array, w: Array) -> Array:
 
 
 def _direct_float(ctx: Context, geo: cna.Geometry, x: Array, w: Array) -> Array:
-    """[pixels, kernels] fp32 by the group rule (measured.md A.7)."""
+    """[pixels, kernels] fp32 by the group rule (board notes A.7)."""
     width = chip.CHANNEL_GROUP[geo.precision]
     half = geo.precision is Precision.FP16
     groups = [

@@ -2,7 +2,7 @@
 
 Two pipelines, chosen by PROC_PRECISION: integers (exact here, saturated to 32 bits after each
 stage) and floats (fp32, rounded after each operation; reference/README.md, GUESSED).  Order of
-the stages and of ALU, CPEND, MUL in BS: hardware.md C.1, measured.md A.9.
+the stages and of ALU, CPEND, MUL in BS: register notes C.1, board notes A.9.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _alu(ctx: Context, s: Stage, v: Array, cube: Cube, ops: ChannelOperands) -> 
 
 
 def apply(ctx: Context, algo: int, v: Array, operand: Array, name: str, integer: bool) -> Array:
-    """One ALU operation.  ``minus`` is main minus operand (seeds-and-mtx512.md 2.7)."""
+    """One ALU operation.  ``minus`` is main minus operand (peer notes 2.7)."""
     match algo:
         case Algo.MAX:
             return np.maximum(v, operand)
@@ -241,7 +241,7 @@ def apply(ctx: Context, algo: int, v: Array, operand: Array, name: str, integer:
 
 
 def _cpend(ctx: Context, g: Group, v: Array, cube: Cube, ops: ChannelOperands) -> Array:
-    """acc + OW * Σx, on whenever OD_BYPASS is 0 and CORE sums (measured.md A.8, A.9)."""
+    """acc + OW * Σx, on whenever OD_BYPASS is 0 and CORE sums (board notes A.8, A.9)."""
     cfg = g.get(dpu.BS_OW_CFG)
     if cfg.od_bypass or cube.sums is None:
         return v
@@ -282,12 +282,12 @@ def _mul(ctx: Context, s: Stage, v: Array, cube: Cube, ops: ChannelOperands) -> 
         product = v * operand
     else:
         product = _shift(ctx, numerics.saturate(v) * operand, s.shift, s.shift_negative)
-    # PReLU: positive values pass without multiplier and shift (hardware.md C.2)
+    # PReLU: positive values pass without multiplier and shift (register notes C.2)
     return np.where(v < 0, product, v) if s.prelu else product
 
 
 def _shift(ctx: Context, v: Array, positive: int, negative: int) -> Array:
-    """Right shift by sign of the product (measured.md A.9), then saturate."""
+    """Right shift by sign of the product (board notes A.9), then saturate."""
     rounding = ctx.policy.stage_rounding
     if positive == negative:
         return numerics.saturate(numerics.shift_right(v, positive, rounding))
@@ -371,7 +371,7 @@ def _ew_operand(
     if cube.integer:
         wide = e.astype(np.float64)
         return wide if cfg.ew_op_cvt_bypass else _ew_convert(g, wide)
-    # ALU operands pass the converter, factors and divisors do not: measured.md A.10
+    # ALU operands pass the converter, factors and divisors do not: board notes A.10
     direct = bool(cfg.ew_op_type) or cfg.ew_alu_algo == Algo.DIV
     if nbytes == 2:
         ctx.require(
@@ -405,7 +405,7 @@ EW_OP_VALUES = (
 
 
 def _ew_convert(g: Group, e: Array) -> Array:
-    """Integer operand converter: cvt_type 1 adds first, 0 multiplies first (hardware.md C.5)."""
+    """Integer operand converter: cvt_type 1 adds first, 0 multiplies first (register notes C.5)."""
     cfg, scale = g.get(dpu.EW_CFG), g.get(dpu.EW_CVT_SCALE_VALUE)
     offset = float(g.get(dpu.EW_CVT_OFFSET_VALUE).ew_op_cvt_offset)
     rounding = "away" if cfg.ew_cvt_round else "even"
@@ -448,7 +448,7 @@ def _ew_operation(ctx: Context, g: Group, v: Array, e: Array, cube: Cube) -> Arr
 
 
 def _convert(ctx: Context, g: Group, v: Array, cube: Cube, code: bool) -> Array:
-    """Stage values -> [pixels, channels] of the output type (measured.md A.9)."""
+    """Stage values -> [pixels, channels] of the output type (board notes A.9)."""
     out = g.get(dpu.DATA_FORMAT).out_precision
     if cube.integer:
         v = _convert_int(ctx, g, v)
@@ -517,7 +517,7 @@ def _convert_float(ctx: Context, g: Group, v: Array, cube: Cube, code: bool) -> 
 def _decode_code(
     ctx: Context, q: Array, offset: float, factor: np.float32, add_first: bool
 ) -> Array:
-    """Table codes as floats; a code of 0 decodes as 2**17 (measured.md A.11)."""
+    """Table codes as floats; a code of 0 decodes as 2**17 (board notes A.11)."""
     whole = q + offset if add_first else q * float(factor) + offset
     v = whole.astype(np.float32)
     if ctx.policy.lut_zero_code == "spike":
@@ -529,7 +529,7 @@ def _decode_code(
 
 
 def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
-    """Scatter by the SIZE_E law (measured.md A.4, hardware.md C.8).
+    """Scatter by the SIZE_E law (board notes A.4, register notes C.8).
 
     address = DST + 16 * (group * SURFACE_ADD + s * DST_SURF_STRIDE + y * (W + NOTCH) + x)
     """
@@ -612,7 +612,7 @@ def _write_transposed(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
 
     The atom of channel c and pixels 8k..8k+7 goes to (c div 8) * SURFACE_ADD + (c mod 8) *
     DST_SURF_STRIDE + the place of pixel k in a WDMA-sized cube.  Explains the vendor's layout
-    conversions in both directions (seeds-and-mtx512.md 2.5); only 16-bit copies are modelled.
+    conversions in both directions (peer notes 2.5); only 16-bit copies are modelled.
     """
     ow, wdma = g.get(dpu.BS_OW_CFG), g.get(dpu.WDMA_SIZE_1)
     rows, cols = wdma.height_wdma, wdma.width_wdma

@@ -1,7 +1,7 @@
 """DPU_RDMA: the four operand streams of the DPU.
 
 MRDMA main data in flying mode, BRDMA and NRDMA per-channel operands of BS and BN, ERDMA the
-second operand of EW.  A pointer walk (seeds-and-mtx512.md 2.5): + one atom after each pixel,
+second operand of EW.  A pointer walk (peer notes 2.5): + one atom after each pixel,
 + LINE_NOTCH after each line but the last, + SURF_NOTCH after each surface.
 """
 
@@ -25,9 +25,9 @@ Array = npt.NDArray[Any]
 
 UNIT = "DPU_RDMA"
 ATOM = chip.ATOM_BYTES
-USE_ALU, USE_CPEND, USE_MUL, USE_SHIFT = 1, 2, 4, 8  # bits of data_use; hardware.md C.4
+USE_ALU, USE_CPEND, USE_MUL, USE_SHIFT = 1, 2, 4, 8  # bits of data_use; register notes C.4
 PER_CHANNEL, PER_PIXEL = 0, 1  # ERDMA_DATA_MODE
-TWO_OPERAND = 5  # COMB_USE of a convolution with an element-wise operand; measured.md A.10
+TWO_OPERAND = 5  # COMB_USE of a convolution with an element-wise operand; board notes A.10
 FLYING_TYPES = (
     Precision.INT8,
     Precision.INT16,
@@ -166,10 +166,10 @@ def bn_operands(ctx: Context, g: Group, channels: int, integer: bool) -> Channel
 def _channel_operands(
     ctx: Context, use: int, base: int, channels: int, integer: bool
 ) -> ChannelOperands:
-    """Blocks of 8 channels: ALU 4 bytes each, then CPEND 2, then MUL 2 (measured.md A.9).
+    """Blocks of 8 channels: ALU 4 bytes each, then CPEND 2, then MUL 2 (board notes A.9).
 
     A stream of one kind is packed.  7 = 64 bytes per 8 channels and 1 = packed int32 are
-    MEASURED, 4 = packed fp16 is board-run (hardware.md C.9); other mixes are refused.
+    MEASURED, 4 = packed fp16 is board-run (register notes C.9); other mixes are refused.
     """
     ctx.require(
         use in (0, USE_ALU, USE_MUL, USE_ALU | USE_CPEND | USE_MUL),
@@ -238,7 +238,7 @@ def ew_operand(
             f"feeds a convolution with COMB_USE {mode.comb_use}, "
             f"MRDMA_DISABLE {mode.mrdma_disable}",
         )
-        # even surfaces come from MRDMA, odd ones from ERDMA: measured.md A.10
+        # even surfaces come from MRDMA, odd ones from ERDMA: board notes A.10
         main = g.get(dpu_rdma.RDMA_SRC_BASE_ADDR).src_base_addr + ctx.dma_base
         even = _main_atoms(ctx, g, main, -(-surfaces // 2), "ew")
         atoms = np.empty((surfaces, *even.shape[1:]), np.uint8)

@@ -1,4 +1,4 @@
-"""LUT: two tables of 513 signed 16-bit entries in the EW stage (measured.md A.11).
+"""LUT: two tables of 513 signed 16-bit entries in the EW stage (board notes A.11).
 
 The input is an integer index; entries are 2**INDEX_SELECT apart; between entries linear,
 outside a slope.  The model reproduces the error figures of about twenty board runs.
@@ -20,14 +20,14 @@ Array = npt.NDArray[Any]
 UNIT = "LUT"
 LE, LO = 0, 1
 MUX = 2  # LUT_LO_LE_MUX of every stream seen
-ZERO_CODE = 2.0**17  # what the int to float stage makes of 0; measured.md A.11
+ZERO_CODE = 2.0**17  # what the int to float stage makes of 0; board notes A.11
 INT16_MAX = 32767
 
 
 class Port:
     """LUT_ACCESS_CFG and LUT_ACCESS_DATA: an auto-incrementing window on the tables.
 
-    The zero pair that streams write is a read access: it changes nothing (hardware.md A.3).
+    The zero pair that streams write is a read access: it changes nothing (register notes A.3).
     """
 
     def __init__(self, tables: Array) -> None:

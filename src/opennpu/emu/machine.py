@@ -1,6 +1,6 @@
 """The machine: program controllers, register groups, interrupts, three cores.
 
-`Machine` is driven either by MMIO, as both kernel drivers do it (hardware.md A.8), or by `run`,
+`Machine` is driven either by MMIO, as both kernel drivers do it (register notes A.8), or by `run`,
 which is one such start.  A start executes at once, in the write of PC OPERATION_ENABLE.
 """
 
@@ -45,7 +45,7 @@ TARGETS = {
     b.base >> WINDOW_BITS: b.target
     for b in (pc.PC, cna.CNA, core.CORE, dpu.DPU, dpu_rdma.DPU_RDMA, ppu.PPU, ppu_rdma.PPU_RDMA)
 }
-IGNORED_TARGETS = (0, 1)  # padding words; hardware.md A.2 EMU 1
+IGNORED_TARGETS = (0, 1)  # padding words; register notes A.2 EMU 1
 OP_ENABLE_OFFSET = cna.OPERATION_ENABLE.offset
 DONE = {  # interrupt fields that a finished unit raises, per group
     "CNA": (
@@ -237,7 +237,7 @@ class Machine:
         int_mask: int = 0x300,
         ping_pong: bool = False,
     ) -> RunResult:
-        """Program the PC as the kernel drivers do (hardware.md A.8) and run until it stops.
+        """Program the PC as the kernel drivers do (register notes A.8) and run until it stops.
 
         Arguments:
             regcmd_iova: first command word; bits 3:0 are dropped, as by the register.
@@ -294,7 +294,7 @@ class Machine:
             c.wedged = True
             field = {"dma_write_error": 1} if f.write else {"dma_read_error": 1}
             c.raw |= pc.INTERRUPT_RAW_STATUS(**field).word
-            c.line = True  # at once: hardware.md A.7 EMU 5
+            c.line = True  # at once: register notes A.7 EMU 5
         except ViolationError:
             c.reset()  # as the driver does after a time-out; the next run starts afresh
             raise

@@ -31,13 +31,13 @@ class Policy:
     """How float products are summed.
 
     group32: each channel group (32; tf32 16) of one tap is summed exactly and rounded once to
-    fp32, groups are added in order in fp32.  MEASURED for fp16 1x1 (measured.md A.7, 130 M
+    fp32, groups are added in order in fp32.  MEASURED for fp16 1x1 (board notes A.7, 130 M
     elements); GUESSED for bf16, tf32 and several taps.  blas: fp32 matrix product, any order.
     """
 
     group_order: Literal["memory", "tap_major"] = "memory"
     """Order of the groups.  memory: channel group, ky, kx, as the weights lie.  tap_major: ky,
-    kx, channel group.  GUESSED (measured.md A.7: unmeasured for kernels above 1x1)."""
+    kx, channel group.  GUESSED (board notes A.7: unmeasured for kernels above 1x1)."""
 
     int_accumulator: Literal["saturate", "wrap"] = "saturate"
     """What leaves CORE past 32 bits.  int16 saturates: MEASURED (A.7); int8 is unmeasured."""
@@ -55,7 +55,7 @@ class Policy:
 
     out_cvt_offset: Literal["after", "before"] = "after"
     """OUT_CVT_OFFSET on integers.  after: added to the rounded value, MEASURED on RK3588 (A.9).
-    before: shifted up and added before rounding, RV1106 (hardware.md C.6)."""
+    before: shifted up and added before rounding, RV1106 (register notes C.6)."""
 
     out_cvt_add_first: Literal["ignored", "honoured"] = "ignored"
     """CVT_TYPE = 1 in the integer output converter with OFFSET != 0.  Unmeasured (A.9)."""
@@ -67,7 +67,7 @@ class Policy:
     """exact: the correctly rounded quotient.  Silicon is up to 0.35 % off (A.10), how is open."""
 
     lut_interpolation: Literal["floor", "rounded", "nearest"] = "floor"
-    """floor: A.11, reproduces board numbers.  rounded: NVDLA.  nearest: hardware.md I-9."""
+    """floor: A.11, reproduces board numbers.  rounded: NVDLA.  nearest: register notes I-9."""
 
     lut_zero_code: Literal["spike", "zero"] = "spike"
     """A code of 0 after the offset decodes as 2**17.  MEASURED numbers, our rule (A.11)."""
@@ -125,14 +125,14 @@ def elements(raw: Array, precision: Precision) -> Array:
         both = np.stack([raw & 15, raw >> 4], axis=-1).reshape(*raw.shape[:-1], -1)
         return (both.astype(np.int8) ^ 8) - 8
     out: Array = raw.view(STORAGE[precision])
-    if precision is Precision.TF32:  # the MAC drops 13 mantissa bits; measured.md A.2
+    if precision is Precision.TF32:  # the MAC drops 13 mantissa bits; board notes A.2
         bits = np.ascontiguousarray(out).view(np.uint32) & np.uint32(0xFFFFE000)
         return bits.view(np.float32)
     return out
 
 
 def fp17(code: int) -> float:
-    """Value of a 1-6-10 float with bias 31: the PPU's reciprocals (hardware.md D.3)."""
+    """Value of a 1-6-10 float with bias 31: the PPU's reciprocals (register notes D.3)."""
     sign, exponent, mantissa = code >> 16 & 1, code >> 10 & 63, code & 1023
     value = mantissa / 1024 * 2.0**-30
     if exponent:

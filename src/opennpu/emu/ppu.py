@@ -1,4 +1,4 @@
-"""PPU: average, max and min pooling of a cube from memory (measured.md A.12, hardware.md D).
+"""PPU: average, max and min pooling of a cube from memory (board notes A.12, register notes D).
 
 Max and min ignore padding elements (NVDLA; reference/README.md).  Averages add PADDING_VALUE
 for each padding element and always divide by the whole window.
@@ -182,7 +182,7 @@ def _average(ctx: Context, g: Group, total: Array, p: Precision) -> Array:
         out = np.rint(v)
     else:
         out = numerics.round_half_away(v)
-        if ctx.policy.average_ties == "odd_toward_zero":  # measured.md A.12
+        if ctx.policy.average_ties == "odd_toward_zero":  # board notes A.12
             quotient = np.trunc(v)
             tie = (np.abs(v - quotient) == 0.5) & (quotient % 2 != 0)
             out = np.where(tie, quotient, out)

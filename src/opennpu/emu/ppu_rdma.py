@@ -1,4 +1,4 @@
-"""PPU_RDMA: reads the cube that the PPU pools (hardware.md D.4; strides in atoms here)."""
+"""PPU_RDMA: reads the cube that the PPU pools (register notes D.4; strides in atoms here)."""
 
 from __future__ import annotations
 

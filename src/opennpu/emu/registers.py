@@ -1,7 +1,7 @@
 """Register file of one core: raw words per address and ping-pong group, decoded when read.
 
-Six units have two shadow groups each; the rest has one copy.  Sources: hardware.md A.6 (EMU 4),
-measured.md A.0 (persistence over tasks and jobs, groups inherit two tasks back).
+Six units have two shadow groups each; the rest has one copy.  Sources: register notes A.6 (EMU 4),
+board notes A.0 (persistence over tasks and jobs, groups inherit two tasks back).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Unit:
         """A write of S_POINTER.
 
         The pointer bit is taken only with ping-pong off: lists open every task with 0xE and
-        the groups still alternate (measured.md A.0).  The high nibble must carry the core for
+        the groups still alternate (board notes A.0).  The high nibble must carry the core for
         CNA and CORE.
         """
         p = decode(cna.S_POINTER, word)
@@ -109,7 +109,7 @@ class Unit:
             self.run_group ^= 1
 
 
-CORE_SHIFT = 28  # of the core number in CNA and CORE S_POINTER; hardware.md A.6
+CORE_SHIFT = 28  # of the core number in CNA and CORE S_POINTER; register notes A.6
 
 
 class RegisterFile:

@@ -2,7 +2,7 @@
 
 Every result is *predicted*.  The model is serial: a task takes its array cycles plus its
 traffic plus a start cost; the roofline max(compute, traffic) is rejected by board data
-(measured.md C.5: it predicts 82 µs where 117 were measured, and no gain from DATA_REUSE).
+(board notes C.5: it predicts 82 µs where 117 were measured, and no gain from DATA_REUSE).
 This file imports nothing of the emulator.
 """
 
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from opennpu.hw.rk3588 import chip
 from opennpu.hw.rk3588.common import Precision
 
-FITTED_BYTES_PER_SECOND = 15.3e9  # measured.md C.5: fit on the five cleanest points, 600 MHz
-SAFE_BYTES_PER_SECOND = 10e9  # measured.md C.5: suggested start value, DRAM-cold streams
-SHARED_BYTES_PER_SECOND = 17e9  # measured.md C.5, A.16: all cores together, practical DRAM
+FITTED_BYTES_PER_SECOND = 15.3e9  # board notes C.5: fit on the five cleanest points, 600 MHz
+SAFE_BYTES_PER_SECOND = 10e9  # board notes C.5: suggested start value, DRAM-cold streams
+SHARED_BYTES_PER_SECOND = 17e9  # board notes C.5, A.16: all cores together, practical DRAM
 FITTED_CLOCK_HZ = 600e6  # clock of the fit; traffic scaled with the clock in its hold-out
-KICK_CHAINED_S = 2e-6  # measured.md C.5: next task inside one start
-KICK_GAPPED_S = 20e-6  # measured.md C.5: one start per task, interrupt between
-SUBMIT_S = 38e-6  # measured.md C.5: 31 to 54 µs, by interrupt core and IOMMU attach
-DEPTHWISE_LANES = chip.DEPTHWISE_GROUP  # channels per cycle and tap; hardware.md H: a guess
+KICK_CHAINED_S = 2e-6  # board notes C.5: next task inside one start
+KICK_GAPPED_S = 20e-6  # board notes C.5: one start per task, interrupt between
+SUBMIT_S = 38e-6  # board notes C.5: 31 to 54 µs, by interrupt core and IOMMU attach
+DEPTHWISE_LANES = chip.DEPTHWISE_GROUP  # channels per cycle and tap; register notes H: a guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Rates:
 
 
 SAFE = Rates()
-"""The start values that measured.md C.5 suggests."""
+"""The start values that board notes C.5 suggests."""
 
 FITTED = Rates(clock_hz=FITTED_CLOCK_HZ, bytes_per_second=FITTED_BYTES_PER_SECOND)
-"""The fit on warm tiles at 600 MHz (measured.md C.5)."""
+"""The fit on warm tiles at 600 MHz (board notes C.5)."""
 
 
 def mac_cycles(
@@ -59,7 +59,7 @@ def mac_cycles(
 ) -> int:
     """Array cycles: one (kernel group × channel group) block a cycle, pixel and tap.
 
-    Source: hardware.md B.1 and H (documented rates; the depthwise rate is a guess).  An
+    Source: register notes B.1 and H (documented rates; the depthwise rate is a guess).  An
     unknown precision counts as int8.
     """
     if depthwise:
@@ -71,7 +71,7 @@ def mac_cycles(
 
 
 def task_seconds(cycles: int, bytes_total: int, params: Rates = SAFE) -> float:
-    """Time of one task without its start cost: array cycles, then traffic (measured.md C.5)."""
+    """Time of one task without its start cost: array cycles, then traffic (board notes C.5)."""
     return cycles / params.clock_hz + bytes_total / params.core_bytes_per_second
 
 

@@ -41,7 +41,7 @@ def execute(ctx: Context, groups: Groups) -> None:
         fly(ctx, groups)
     if ppu_path:
         ppu.execute(ctx, groups["PPU"], groups["PPU_RDMA"])
-    if not dpu_path >= CONVOLUTION:  # reuse needs the fetching task just before: hardware.md B.6
+    if not dpu_path >= CONVOLUTION:  # reuse needs the fetching task just before: register notes B.6
         ctx.chip.features.valid = ctx.chip.weights.valid = False
 
 
@@ -176,7 +176,7 @@ def _check_dpu_sizes(
 
 
 def _check_groups(ctx: Context, m: Group, d: Group, geo: cna.Geometry) -> None:
-    """Kernel counts and groups (measured.md A.4; reference/README.md, tails)."""
+    """Kernel counts and groups (board notes A.4; reference/README.md, tails)."""
     channels = m.get(core_regs.DATAOUT_SIZE_1).dataout_channel
     out = d.get(dpu_regs.DATA_FORMAT).out_precision
     if geo.depthwise:

@@ -50,26 +50,26 @@ RULES: dict[str, Rule] = {
     "pc.list_ended": Rule(
         H,
         "Link every task but the last with BASE_ADDRESS and REGISTER_AMOUNTS, or lower TASK_NUMBER",
-        "measured.md A.0; reference/README.md",
+        "board notes A.0; reference/README.md",
     ),
     "pc.task_number": Rule(H, "Start at least one task", "TRM TASK_CON"),
     "pc.too_long": Rule(H, "Fetch fewer words; raise Policy.max_words if it is meant", "limit"),
-    "pc.wedged": Rule(H, "Reset the core, as both drivers do after a time-out", "measured.md A.0"),
-    "pc.no_start": Rule(W, "End the task with the marker and the start word", "hardware.md A.3"),
-    "pc.target": Rule(W, "Write each register through its own target", "hardware.md A.2 EMU 1"),
-    "pc.unknown_register": Rule(W, "Write only registers that exist", "hardware.md A.1"),
+    "pc.wedged": Rule(H, "Reset the core, as both drivers do after a time-out", "board notes A.0"),
+    "pc.no_start": Rule(W, "End the task with the marker and the start word", "register notes A.3"),
+    "pc.target": Rule(W, "Write each register through its own target", "register notes A.2 EMU 1"),
+    "pc.unknown_register": Rule(W, "Write only registers that exist", "register notes A.1"),
     "pc.window": Rule(
-        U, "Leave the DMA tuning blocks alone: access hard-locks boards", "hardware.md A.1"
+        U, "Leave the DMA tuning blocks alone: access hard-locks boards", "register notes A.1"
     ),
     "pc.no_interrupt": Rule(
         H,
         "Choose the mask of the unit that ends the list: 0x300 DPU, 0xC00 PPU",
-        "hardware.md A.7",
+        "register notes A.7",
     ),
     "pointer.core_bits": Rule(
         H,
         "Put the core number in bits 31:28, or leave CNA and CORE S_POINTER to the kernel",
-        "measured.md A.0, 24 of 24 runs",
+        "board notes A.0, 24 of 24 runs",
     ),
     "pointer.out_of_step": Rule(
         H,
@@ -84,115 +84,119 @@ RULES: dict[str, Rule] = {
     ),
     # -- CNA ---------------------------------------------------------------------------------
     "cna.geometry": Rule(
-        H, "Program one output size in CNA, CORE and DPU", "hardware.md B.3, 683 of 683 rows"
+        H, "Program one output size in CNA, CORE and DPU", "register notes B.3, 683 of 683 rows"
     ),
     "cna.empty": Rule(H, "Program sizes, strides and kernels of at least one", "TRM"),
     "cna.dma_size": Rule(
-        U, "Make FC_DATA_SIZE0/1 equal to DATA_SIZE0/1", "hardware.md B.5; B.3, 683 of 683 rows"
+        U, "Make FC_DATA_SIZE0/1 equal to DATA_SIZE0/1", "register notes B.5; B.3, 683 of 683 rows"
     ),
     "cna.precision": Rule(
         U,
         "Use one of int4, int8, int16, fp16, bf16, tf32, alike in CNA and CORE",
-        "measured.md A.1",
+        "board notes A.1",
     ),
-    "cna.channels": Rule(U, "Give DATAIN_CHANNEL in whole 16-byte atoms", "hardware.md B.4"),
+    "cna.channels": Rule(U, "Give DATAIN_CHANNEL in whole 16-byte atoms", "register notes B.4"),
     "cna.weight_size": Rule(
         L,
         "WEIGHT_SIZE1 is kh*kw*channels*bytes; WEIGHT_SIZE0 is that times the kernels",
-        "hardware.md B.3",
+        "register notes B.3",
     ),
     "cna.line_stride": Rule(
-        W, "With grouped lines program LINE_STRIDE = 4 * width", "hardware.md B.5 EMU 8"
+        W, "With grouped lines program LINE_STRIDE = 4 * width", "register notes B.5 EMU 8"
     ),
     "cna.entries": Rule(
-        G, "Program DATA_ENTRIES = ceil(width * channels * bytes / 64)", "hardware.md B.6"
+        G, "Program DATA_ENTRIES = ceil(width * channels * bytes / 64)", "register notes B.6"
     ),
-    "cna.entries_tight": Rule(W, "Use the refined rule of measured.md A.2", "measured.md A.2"),
-    "cna.grains": Rule(W, "Program FEATURE_GRAINS of at least the kernel rows", "hardware.md B.7"),
-    "cna.converter": Rule(U, "Bypass the input converter (CVT_CON0 = 0xB)", "hardware.md B.8"),
-    "cna.packed_input": Rule(U, "Pad few-channel inputs to one atom", "hardware.md B.5"),
-    "cna.zero_skip": Rule(U, "Leave FC_CON0.FC_SKIP_EN at 0", "hardware.md B.11"),
-    "cna.decompression": Rule(U, "Write DCOMP_CTRL = 0 and raw weights", "measured.md A.14"),
-    "cna.padding_value": Rule(U, "Pad this element type with 0", "measured.md F, last line"),
+    "cna.entries_tight": Rule(W, "Use the refined rule of board notes A.2", "board notes A.2"),
+    "cna.grains": Rule(
+        W, "Program FEATURE_GRAINS of at least the kernel rows", "register notes B.7"
+    ),
+    "cna.converter": Rule(U, "Bypass the input converter (CVT_CON0 = 0xB)", "register notes B.8"),
+    "cna.packed_input": Rule(U, "Pad few-channel inputs to one atom", "register notes B.5"),
+    "cna.zero_skip": Rule(U, "Leave FC_CON0.FC_SKIP_EN at 0", "register notes B.11"),
+    "cna.decompression": Rule(U, "Write DCOMP_CTRL = 0 and raw weights", "board notes A.14"),
+    "cna.padding_value": Rule(U, "Pad this element type with 0", "board notes F, last line"),
     "cna.deconv": Rule(
-        U, "Lower the transposed convolution to a dilated input", "measured.md A.13"
+        U, "Lower the transposed convolution to a dilated input", "board notes A.13"
     ),
     "cna.debug": Rule(U, "Leave CSC_DO_EN and CSC_WO_EN at 0", "TRM CONV_CON2"),
     "cna.surf_mode": Rule(U, "Leave DATA_SIZE3.SURF_MODE at 0", "TRM; no stream uses it"),
     "cbuf.banks": Rule(
-        G, "Give data and weights at least one bank each and 12 together", "hardware.md B.6"
+        G, "Give data and weights at least one bank each and 12 together", "register notes B.6"
     ),
     "cbuf.rows": Rule(
-        G, "Give the features more banks, or tile: the kernel's rows must fit", "hardware.md B.6"
+        G, "Give the features more banks, or tile: the kernel's rows must fit", "register notes B.6"
     ),
     "cbuf.tile": Rule(W, "Tile so that the whole tile fits its banks", "reference/README.md"),
     "cbuf.kernel_group": Rule(
-        G, "Give the weights more banks: one kernel group must fit", "seeds-and-mtx512.md 2.6"
+        G, "Give the weights more banks: one kernel group must fit", "peer notes 2.6"
     ),
     "cbuf.fc_data_bank": Rule(
-        G, "Write FC_DATA_BANK = 0: 1..7 corrupt 64 to 75 % of a convolution", "measured.md A.6"
+        G, "Write FC_DATA_BANK = 0: 1..7 corrupt 64 to 75 % of a convolution", "board notes A.6"
     ),
     "cbuf.int8_slack": Rule(
-        G, "Give int8 features of width 1 one bank more than they fill", "measured.md A.6"
+        G, "Give int8 features of width 1 one bank more than they fill", "board notes A.6"
     ),
     "cbuf.reuse": Rule(
         L,
         "Set a reuse bit only if the task before, in the same job and core, fetched the same",
-        "measured.md A.6",
+        "board notes A.6",
     ),
     # -- CORE --------------------------------------------------------------------------------
-    "core.mac_gating": Rule(U, "Leave MAC_GATING at its reset value", "measured.md A.7"),
+    "core.mac_gating": Rule(U, "Leave MAC_GATING at its reset value", "board notes A.7"),
     "core.conv_mode": Rule(
         G,
         "Program depthwise in CNA, CORE, DPU and DPU_RDMA, or in none",
-        "measured.md A.8: plausible scrambled output",
+        "board notes A.8: plausible scrambled output",
     ),
     "core.channels": Rule(
-        G, "Program the channel count, rounded up, alike in CORE, DPU and WDMA", "hardware.md B.3"
+        G,
+        "Program the channel count, rounded up, alike in CORE, DPU and WDMA",
+        "register notes B.3",
     ),
     "core.kernels": Rule(
-        L, "CORE channels must hold all kernels; depthwise has one kernel", "measured.md A.8"
+        L, "CORE channels must hold all kernels; depthwise has one kernel", "board notes A.8"
     ),
     "core.partial_group": Rule(
         H,
         "Pad to whole kernel groups: 32 for int8 outputs, 64 int8 and 32 fp16 depthwise",
-        "measured.md A.4: hang, partial group unwritten",
+        "board notes A.4: hang, partial group unwritten",
     ),
     "core.partial_group_raw": Rule(
-        G, "Pad to whole kernel groups: 32 for int8, 64 for int4", "measured.md A.4: silent garbage"
+        G, "Pad to whole kernel groups: 32 for int8, 64 for int4", "board notes A.4: silent garbage"
     ),
     "core.clip_float": Rule(U, "Leave CLIP_TRUNCATE at 0 in float modes", "TRM"),
     # -- DPU ---------------------------------------------------------------------------------
-    "dpu.precision": Rule(U, "Use a precision triple of measured.md A.1", "measured.md A.1"),
+    "dpu.precision": Rule(U, "Use a precision triple of board notes A.1", "board notes A.1"),
     "dpu.size_e_small": Rule(
         L,
         "Program SIZE_E + 1 = kernel group * output bytes / 16",
-        "measured.md A.4: surfaces above SIZE_E are never written",
+        "board notes A.4: surfaces above SIZE_E are never written",
     ),
     "dpu.size_e_large": Rule(
         H,
         "Program SIZE_E + 1 = kernel group * output bytes / 16",
-        "measured.md A.4: first atoms written, then a hang",
+        "board notes A.4: first atoms written, then a hang",
     ),
     "dpu.size_e_field": Rule(
-        U, "Choose an output type whose kernel group fits 8 surfaces", "measured.md A.4"
+        U, "Choose an output type whose kernel group fits 8 surfaces", "board notes A.4"
     ),
     "dpu.surface_add": Rule(
-        W, "Program SURFACE_ADD = (SIZE_E + 1) * DST_SURF_STRIDE", "measured.md A.4"
+        W, "Program SURFACE_ADD = (SIZE_E + 1) * DST_SURF_STRIDE", "board notes A.4"
     ),
-    "dpu.geometry": Rule(H, "Program one size in DPU, WDMA and DPU_RDMA", "measured.md A.5"),
-    "dpu.output_mode": Rule(U, "Write to memory only: OUTPUT_MODE = 2", "hardware.md D.2"),
-    "dpu.not_modelled": Rule(U, "Use the bypass value of this field", "hardware.md C.8"),
-    "dpu.offset_pend": Rule(U, "Leave OFFSET_PEND at 0", "hardware.md C.8"),
+    "dpu.geometry": Rule(H, "Program one size in DPU, WDMA and DPU_RDMA", "board notes A.5"),
+    "dpu.output_mode": Rule(U, "Write to memory only: OUTPUT_MODE = 2", "register notes D.2"),
+    "dpu.not_modelled": Rule(U, "Use the bypass value of this field", "register notes C.8"),
+    "dpu.offset_pend": Rule(U, "Leave OFFSET_PEND at 0", "register notes C.8"),
     "dpu.algo": Rule(U, "Use an operation that this stage has", "TRM"),
     "dpu.bn_mul_per_channel": Rule(
-        H, "Use the BS multiplier for per-channel scales", "measured.md A.9: it hung"
+        H, "Use the BS multiplier for per-channel scales", "board notes A.9: it hung"
     ),
     "dpu.missing_operand": Rule(
-        H, "Start DPU_RDMA and enable the stream that the stage reads", "measured.md A.10"
+        H, "Start DPU_RDMA and enable the stream that the stage reads", "board notes A.10"
     ),
     "dpu.out_narrow": Rule(
-        G, "Set FP32TOFP16_EN exactly when fp32 values leave as fp16", "seeds-and-mtx512.md 2.7"
+        G, "Set FP32TOFP16_EN exactly when fp32 values leave as fp16", "peer notes 2.7"
     ),
     "dpu.out_shift": Rule(
         G, "Keep OUT_CVT_SHIFT below 64; floats take MINUS_EXP", "reference/README.md"
@@ -200,49 +204,49 @@ RULES: dict[str, Rule] = {
     "dpu.orig_channel": Rule(
         G,
         "Program ORIG_CHANNEL = CHANNEL: else only lane 0 of each atom is right",
-        "measured.md A.10",
+        "board notes A.10",
     ),
-    "dpu.unaligned": Rule(W, "Align DST_BASE_ADDR to 16 bytes", "hardware.md E.5"),
+    "dpu.unaligned": Rule(W, "Align DST_BASE_ADDR to 16 bytes", "register notes E.5"),
     "ew.converter": Rule(
         G,
         "Float ALU operations need the operand converter live, multiply and divide bypassed",
-        "measured.md A.10",
+        "board notes A.10",
     ),
     "ew.operand_size": Rule(
-        G, "Program EDATA_SIZE, ERDMA_DATA_SIZE and the precision alike", "measured.md A.10"
+        G, "Program EDATA_SIZE, ERDMA_DATA_SIZE and the precision alike", "board notes A.10"
     ),
     "ew.register_operand": Rule(
         U, "Write the same constant to all eight EW_OP_VALUE registers", "hw: lane order unknown"
     ),
     "ew.minmax_mode": Rule(U, "Leave EW_BINARY_EN at 0", "TRM; no stream uses it"),
-    "lut.mode": Rule(U, "Program LUT_CFG = 0x68 and two adjoining tables", "measured.md A.11"),
+    "lut.mode": Rule(U, "Program LUT_CFG = 0x68 and two adjoining tables", "board notes A.11"),
     # -- DPU_RDMA ----------------------------------------------------------------------------
     "dpu_rdma.mrdma_trap": Rule(
         H,
         "Set MRDMA_DISABLE in DPU_RDMA.FEATURE_MODE_CFG, or do not start DPU_RDMA",
-        "measured.md A.10: hang, output untouched",
+        "board notes A.10: hang, output untouched",
     ),
     "dpu_rdma.comb_use": Rule(
-        H, "Clear bit 0 of COMB_USE in flying mode: 1 and 5 never complete", "measured.md A.10"
+        H, "Clear bit 0 of COMB_USE in flying mode: 1 and 5 never complete", "board notes A.10"
     ),
     "dpu_rdma.streams": Rule(
-        U, "Use COMB_USE 5 for a two-operand convolution, 0 or 4 in flying mode", "measured.md A.10"
+        U, "Use COMB_USE 5 for a two-operand convolution, 0 or 4 in flying mode", "board notes A.10"
     ),
     "dpu_rdma.operands": Rule(
-        U, "Use data_use 1 (bias), 4 (multiplier) or 7 (requantization block)", "measured.md A.9"
+        U, "Use data_use 1 (bias), 4 (multiplier) or 7 (requantization block)", "board notes A.9"
     ),
     "dpu_rdma.unpooling": Rule(U, "Leave UNPOOLING_EN at 0", "no stream uses it"),
     # -- PPU ---------------------------------------------------------------------------------
-    "ppu.geometry": Rule(H, "Program one input size in PPU and PPU_RDMA", "hardware.md D.5"),
+    "ppu.geometry": Rule(H, "Program one input size in PPU and PPU_RDMA", "register notes D.5"),
     "ppu.window": Rule(
-        L, "Windows must end inside the cube and its padding", "NVDLA PDP, hardware.md D"
+        L, "Windows must end inside the cube and its padding", "NVDLA PDP, register notes D"
     ),
-    "ppu.precision": Rule(G, "RDMA_DATA_FORMAT is 1 for int8, 2 for fp16", "measured.md A.12"),
-    "ppu.type": Rule(U, "Pool int8 or fp16", "measured.md A.12"),
+    "ppu.precision": Rule(G, "RDMA_DATA_FORMAT is 1 for int8, 2 for fp16", "board notes A.12"),
+    "ppu.type": Rule(U, "Pool int8 or fp16", "board notes A.12"),
     "ppu.method": Rule(U, "Use average, max or min", "TRM"),
-    "ppu.source": Rule(U, "Feed the PPU from memory: FLYING_MODE = 1", "hardware.md D.2"),
+    "ppu.source": Rule(U, "Feed the PPU from memory: FLYING_MODE = 1", "register notes D.2"),
     "ppu.index": Rule(U, "Leave INDEX_EN at 0", "TRM; no stream uses it"),
     "ppu.channels": Rule(U, "Use whole 16-byte atoms of channels, alike in and out", "A.12"),
-    "ppu.not_modelled": Rule(U, "Use the usual value of this field", "hardware.md D"),
+    "ppu.not_modelled": Rule(U, "Use the usual value of this field", "register notes D"),
 }
 """Rule id -> effect, remedy, source.  Ids are stable: tests and users match them."""

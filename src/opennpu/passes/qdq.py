@@ -153,6 +153,8 @@ def _constant(
     offset = codes.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
     with np.errstate(over="ignore"):  # as the node itself would
         real = offset.astype(np.float32) * scale.reshape(shape if axis is not None else ())
+    if not np.isfinite(real).all():
+        return False
     constants[out] = real.astype(np.float32)
     values[out] = Value(out, codes.shape, "float32")
     return True
