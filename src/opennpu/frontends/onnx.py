@@ -338,11 +338,43 @@ def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
             raise
         model = model if quantized else _onnxscript_fold(model)
     try:
-        return shape_inference.infer_shapes(model, data_prop=True)
+        model = shape_inference.infer_shapes(model, data_prop=True)
     except Exception as e:
         raise ModelError(
             where, f"its shapes do not fit: {_first_line(e)}", "Export it again"
         ) from None
+    _ask_onnxruntime(model)
+    return model
+
+
+def _ask_onnxruntime(model: onnx.ModelProto) -> None:
+    """Shapes behind onnxruntime's own operators, which onnx does not infer, are added."""
+    import onnxruntime as ort
+
+    known = {i.name for i in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
+    unknown = [o for n in model.graph.node for o in n.output if o and o not in known]
+    if not unknown:
+        return
+    asking = onnx.ModelProto()
+    asking.CopyFrom(model)
+    for name in unknown:
+        asking.graph.output.add().name = name
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = ort.InferenceSession(
+            asking.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception:  # it does not know the operator either: the value stays opaque
+        return
+    for o in session.get_outputs():
+        kind = o.type.removeprefix("tensor(").removesuffix(")")
+        kind = {"float": "float32", "double": "float64"}.get(kind, kind)
+        if o.name in unknown and kind in DTYPES and all(type(d) is int for d in o.shape):
+            elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+            info = helper.make_tensor_value_info(o.name, elem_type, o.shape)
+            model.graph.value_info.append(info)
 
 
 def _onnxscript_fold(model: onnx.ModelProto) -> onnx.ModelProto:
