@@ -21,6 +21,7 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m opennpu.hw.export --check
 	$(BIN)/python -m docs.make_operators --check
+	$(BIN)/python -m docs.check_links
 	$(BIN)/python -m pytest -q --durations=10
 
 bench: $(VENV)/.demo

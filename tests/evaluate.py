@@ -120,10 +120,11 @@ def _nodes(
         after = f"{out}/epilogue{i}" if steps else out
         if e.kind == "add":
             yield helper.make_node("Add", [name, e.value], [after])
+        elif e.kind == "relu":
+            yield helper.make_node("Relu", [name], [after])
         else:
-            bounds = (0.0, np.inf) if e.kind == "relu" else (e.low, e.high)
-            for side, bound, op in zip("lh", bounds, ("Max", "Min"), strict=True):
-                key = f"{after}/{side}"
+            for bound, op in ((e.low, "Max"), (e.high, "Min")):
+                key = f"{after}/{op}"
                 constants[key] = np.float32(bound).astype(graph.values[out].dtype)
                 yield helper.make_node(op, [name, key], [name := f"{key}/done"])
             yield helper.make_node("Identity", [name], [after])

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import opennpu
-from evaluate import evaluate, run_onnx
+from evaluate import run_onnx
 from nets import model, random_feeds, small_cnn
 from opennpu.frontends.onnx import extract_host, host_can_run, load_model
 from opennpu.ir.printer import show
@@ -109,28 +109,6 @@ def test_outputs_that_are_constants_are_still_outputs() -> None:
     ]
     m = model(nodes, {"x": (1, 4)}, {"y": (4,), "z": (1, 4)}, {"k": np.ones(4, np.float32)})
     runs_as_onnxruntime(m)
-
-
-def test_opset_5_is_converted() -> None:
-    """There, Add broadcasts by attribute, and Relu has one that is gone."""
-    w, k = (
-        np.random.default_rng(i).normal(size=n).astype(np.float32) for i, n in ((0, 16), (1, 4))
-    )
-    shape = (1, 4, 5, 5)
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "conv", kernel_shape=[1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu", consumed_inputs=[0]),
-        helper.make_node("Add", ["b", "k"], ["y"], "add", broadcast=1, axis=1),
-    ]
-    constants = {"w": w.reshape(4, 4, 1, 1), "k": k}
-    old = model(nodes, {"x": shape}, {"y": shape}, constants, opset=5)
-    imported = load_model(old)
-    graph = run_passes(imported.graph)
-    assert [n.op for n in graph.nodes] == ["Conv", "Add"]
-    x = random_feeds(old)["x"]
-    product = np.einsum("oi,nihw->nohw", w.reshape(4, 4), x)
-    want = np.maximum(product, 0) + k.reshape(4, 1, 1)
-    np.testing.assert_allclose(evaluate(imported, graph, {"x": x})[0], want, atol=1e-5)
 
 
 def test_functions_of_the_model_are_inlined() -> None:

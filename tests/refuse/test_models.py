@@ -193,6 +193,11 @@ GRAPHS: dict[str, tuple[onnx.ModelProto, str]] = {
         ),
         "conv: Conv has 4 filters in 0 groups. Export the model again.",
     ),
+    "opset that onnxruntime has forgotten": (
+        typed([node("Add", ["x", "x"], ["y"], "add", broadcast=0)], X, Y, 6),
+        "net: onnxruntime refuses it: *implementation for Add(6) node with name 'add'. "
+        "Export the model again with opset 7 or newer, this has 6.",
+    ),
     "opset of the future": (
         typed([node("Relu", ["x"], ["y"], "r")], X, Y, 999),
         f"net: its opset is 999, onnx {onnx.__version__} knows those up to "

@@ -6,7 +6,6 @@ user's, under the user's names, and `opennpu.passes` fuses them in all kinds of 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference, version_converter
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from opennpu.errors import ModelError
 from opennpu.ir.graph import OPAQUE, Array, Graph, Node, Value
@@ -27,7 +26,7 @@ BROKEN = (ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 RENAMES = ("Flatten", "Squeeze", "Unsqueeze")
-OLDEST_OPSET = 7  # what onnxruntime guarantees; older models are converted
+OLDEST_OPSET = 7  # that onnxruntime promises to run; onnx's converter gets older Adds wrong
 MODEL_BYTES = 2**31 - 1  # most that a protobuf message may have
 FUSIONS = (
     *("ConvAddFusion", "ConvBNFusion", "ConvMulFusion", "MatMulAddFusion", "Pad_Fusion"),
@@ -79,7 +78,7 @@ def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imp
         raise ModelError(where, _first_line(e), "Export the model again") from None
     _check_tensors(where, model.graph.input, "input")
     _fix_dims(where, model, fix_dims)
-    model = _fold(where, _modern(model))
+    model = _fold(where, model)
     _merge_dequantizers(model)
     _compute_constant_outputs(model)
     _name_nodes(model)
@@ -164,15 +163,19 @@ def _check_text(where: str, message: Any) -> None:
                     raise ModelError(where, f"its {shown} is not UTF-8", "Export or copy it again")
 
 
+def _opset(model: onnx.ModelProto) -> int:
+    """Version of ONNX's own operators."""
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+
+
 def _check_opset(where: str, model: onnx.ModelProto) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    for o in model.opset_import:
-        if o.domain in ("", "ai.onnx") and o.version > newest:
-            raise ModelError(
-                where,
-                f"its opset is {o.version}, onnx {onnx.__version__} knows those up to {newest}",
-                "Update onnx and onnxruntime, or export with an older opset",
-            )
+    opset, newest = _opset(model), onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise ModelError(
+            where,
+            f"its opset is {opset}, onnx {onnx.__version__} knows those up to {newest}",
+            "Update onnx and onnxruntime, or export with an older opset",
+        )
 
 
 def _check_tensors(where: str, infos: Iterable[onnx.ValueInfoProto], kind: str) -> None:
@@ -209,17 +212,6 @@ def _numbers(elem_type: int) -> str | None:
     except (KeyError, TypeError):
         return None
     return name if name in DTYPES else None
-
-
-def _modern(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Opsets older than onnxruntime promises to run are converted, if onnx can."""
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if opset >= OLDEST_OPSET or any(n.domain not in ("", "ai.onnx") for n in model.graph.node):
-        return model
-    with contextlib.suppress(Exception):  # the converter's errors are C++ assertions
-        inferred = shape_inference.infer_shapes(model)
-        return version_converter.convert_version(inferred, OLDEST_OPSET)
-    return model
 
 
 def _compute_constant_outputs(model: onnx.ModelProto) -> None:
@@ -401,9 +393,11 @@ def _ort_fold(where: str, model: onnx.ModelProto, quantized: bool) -> onnx.Model
                 disabled_optimizers=[*FUSIONS, *(PAIR_MOVES if quantized else ())],
             )
         except Exception as e:
-            raise ModelError(
-                where, f"onnxruntime refuses it: {_first_line(e)}", "Export the model again"
-            ) from None
+            opset = _opset(model)
+            remedy = "Export the model again"
+            if opset < OLDEST_OPSET:
+                remedy += f" with opset {OLDEST_OPSET} or newer, this has {opset}"
+            raise ModelError(where, f"onnxruntime refuses it: {_first_line(e)}", remedy) from None
         folded = onnx.load(path)
     # onnxruntime imports every domain it knows; keep those that nodes use
     used = {n.domain for n in folded.graph.node} | {""}

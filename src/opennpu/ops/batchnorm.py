@@ -51,8 +51,15 @@ class BatchNormalization(Op):
                 "It stays in onnxruntime",
             )
         scale, bias, mean, variance = known
+        epsilon = float(node.attrs.get("epsilon", EPSILON))
+        if not (variance + epsilon > 0).all():
+            raise UnsupportedError(
+                node.name,
+                f"BatchNormalization has variance {variance.min():g}, it must exceed {-epsilon:g}",
+                "It stays in onnxruntime",
+            )
         x, y = node.inputs[0], node.outputs[0]
-        gain = scale / np.sqrt(variance + float(node.attrs.get("epsilon", EPSILON)))
+        gain = scale / np.sqrt(variance + epsilon)
         shape = (-1, *[1] * (len(values[x].shape) - 2))
         gained, a, b = f"{y}/gained", f"{node.name}/gain", f"{node.name}/shift"
         nodes = (

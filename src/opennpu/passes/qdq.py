@@ -175,13 +175,17 @@ def _absorb(nodes: dict[str, Node], dq: Node, users: list[Node]) -> None:
 def _sorted(graph: Graph, nodes: tuple[Node, ...], constants: dict[str, Array]) -> tuple[Node, ...]:
     """Topological order again: nodes that took over a pair write later values."""
     known = {*graph.inputs, *constants, ""}
-    rest, done = list(nodes), []
-    while rest:
-        ready = [n for n in rest if all(i in known for i in n.inputs)]
-        if not ready:
-            raise AssertionError(f"{rest[0].name} waits for a value that nobody writes")
-        first = ready[0]
-        rest.remove(first)
-        done.append(first)
-        known.update(first.outputs)
+    done: list[Node] = []
+    waiting = list(nodes)
+    while waiting:
+        later = []
+        for n in waiting:
+            if all(i in known for i in n.inputs):
+                done.append(n)
+                known.update(n.outputs)
+            else:
+                later.append(n)
+        if len(later) == len(waiting):
+            raise AssertionError(f"{later[0].name} waits for a value that nobody writes")
+        waiting = later
     return tuple(done)
