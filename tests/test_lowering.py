@@ -206,3 +206,40 @@ def test_blocks_that_live_together_share_no_byte(case: list[tuple[int, int, int]
             if a is not b and a.birth <= b.death and b.birth <= a.death:
                 first, second = sorted((a, b), key=lambda x: offsets[x.name])
                 assert offsets[first.name] + first.nbytes <= offsets[second.name]
+
+
+def one_conv(bias: float, scale: float, high: float = np.inf) -> Graph:
+    """A 1x1 int8 convolution with these numbers."""
+    net = Net((1, 16, 4, 4))
+    clip = (Epilogue("clip", 0.0, high),) if np.isfinite(high) else ()
+    y = net.add("Conv", "x", net.const(32, 16, 1, 1), net.const(32), epilogue=clip, **conv_attrs(1))
+    graph = quantized(net.graph(y), net.results)
+    graph.constants["c1"][:] = bias  # type: ignore[index]
+    values = dict(graph.values)
+    q = values[y].quant
+    assert q is not None
+    values[y] = replace(values[y], quant=Quant(np.float32(scale), q.zero_point))
+    return graph.with_(values=values)
+
+
+@pytest.mark.parametrize(
+    ("bias", "scale", "says"),
+    [
+        (0.0, 1e-7, "the multiplier takes at most"),
+        (1e12, 0.05, "int32 holds at most 2147483647"),
+        (np.nan, 0.05, "int32 holds at most 2147483647"),
+    ],
+)
+def test_int8_numbers_out_of_range_leave_the_node_on_the_host(
+    bias: float, scale: float, says: str
+) -> None:
+    placement, parts = partition(one_conv(bias, scale), TARGET)
+    assert [p.npu for p in parts] == [False]
+    assert says in getattr(placement.units[0], "reason", "")
+
+
+def test_a_clip_far_beyond_the_codes_is_saturation() -> None:
+    graph = one_conv(0.0, 0.05, high=1e9)
+    net = Net((1, 16, 4, 4))
+    (got,) = run(graph, net.results["x"])
+    assert np.isfinite(got).all() and got.min() >= 0

@@ -177,6 +177,10 @@ def check(conv: Convolution) -> None:
         check_fp16(site, "weights", conv.weights)
     elif conv.weights.dtype != np.int8:
         raise site.refuse(f"has {conv.weights.dtype} weights between int8 tensors")
+    else:
+        int8_operands(conv)
+        if conv.residual:
+            _residual_scale(conv, conv.residual)
     limit = cna.WEIGHT_SIZE1.fields["weight_bytes_per_kernel"].max
     if conv.kernel_bytes > limit:
         raise site.refuse(
@@ -356,7 +360,7 @@ def place(conv: Convolution) -> Constants:
         return Constants(weights, operands, 4, 0, relu, relux, bn_add)
     if conv.weight_scale is None:
         raise AssertionError("int8 weights come with scales")
-    return _place_int8(conv, weights, full, bias)
+    return _place_int8(conv, weights)
 
 
 def fixed_point(site: Site, ratio: float, what: str, bits: int = 63) -> tuple[int, int]:
@@ -391,43 +395,59 @@ def multipliers(conv: Convolution) -> tuple[Array, int]:
     return c.astype(np.int16), shift
 
 
-def _place_int8(conv: Convolution, weights: Ref, full: Array, bias: Array) -> Constants:
-    """Zero points and bias folded into one int32 per channel; scales into one int16 (A.9)."""
+def int8_operands(conv: Convolution) -> tuple[Array, Array, int]:
+    """(int32 [OC] that holds bias and zero points, int16 [OC] multipliers, their shift).
+
+    Refuses what the registers cannot hold.
+    """
     c, shift = multipliers(conv)
     real = conv.y.nhwc[3]
-    sums = full.reshape(full.shape[0], -1).astype(np.int64).sum(1)
-    a = np.zeros(conv.out_channels, np.int64)
     assert conv.weight_scale is not None
-    a[:real] = np.rint(bias[:real] / (conv.x.scale * conv.weight_scale.astype(np.float64)))
-    a -= conv.x.zero_point * sums
-    info = np.iinfo(np.int32)
-    if a.min() < info.min or a.max() > info.max:
+    a = np.zeros(conv.out_channels, np.float64)
+    if conv.bias is not None:
+        step = conv.x.scale * conv.weight_scale.astype(np.float64)
+        a[:real] = np.rint(np.asarray(conv.bias, np.float64) / step)
+    a[:real] -= conv.x.zero_point * conv.weights.reshape(real, -1).astype(np.int64).sum(1)
+    top, most = float(np.abs(a).max()), np.iinfo(np.int32).max
+    if not top <= most:  # NaN is refused too
         raise conv.site.refuse(
-            f"bias is {np.abs(a).max()} in accumulator steps, int32 holds at most {info.max}",
+            f"bias is {top:g} in accumulator steps, int32 holds at most {most}",
             "Check the quantization of its input: its scale is too small",
         )
+    return a, c, shift
+
+
+def _residual_scale(conv: Convolution, residual: Operand) -> tuple[int, int]:
+    """(multiplier, shift) of the residual's codes."""
+    step = conv.y.scale / (1 << FRACTION_BITS)
+    return fixed_point(conv.site, residual.scale / step, "a residual scale of")
+
+
+def _place_int8(conv: Convolution, weights: Ref) -> Constants:
+    """Zero points and bias folded into one int32 per channel; scales into one int16."""
+    a, c, shift = int8_operands(conv)
     operands = conv.site.place(pack_requant(a, np.zeros(conv.out_channels), c))
     step = conv.y.scale / (1 << FRACTION_BITS)
     low, high = conv.epilogue.low, conv.epilogue.high
+    q_low = conv.y.zero_point + low / conv.y.scale
+    q_high = conv.y.zero_point + high / conv.y.scale
     if conv.residual:
-        scale, ew_shift = fixed_point(conv.site, conv.residual.scale / step, "a residual scale of")
+        scale, ew_shift = _residual_scale(conv, conv.residual)
         return Constants(
             weights,
             operands,
             8,
             shift,
             ew_relu=low == 0.0,
-            ew_relux=round(high / step) if low == 0.0 and high != np.inf else 0,
+            ew_relux=round(high / step) if low == 0.0 and q_high < 127 else 0,
             ew_offset=-conv.residual.zero_point,
             ew_scale=scale,
             ew_shift=ew_shift,
         )
-    q_low = conv.y.zero_point + low / conv.y.scale
-    q_high = conv.y.zero_point + high / conv.y.scale
     relu, relux = False, None
     if q_low > -128 + 0.5 or q_high < 127 - 0.5:  # else saturation does it
         relu = True
-        if high != np.inf:
+        if q_high < 127:  # else saturation cuts off first
             relux = round(high / step)
     return Constants(weights, operands, 8, shift, relu, relux)
 
