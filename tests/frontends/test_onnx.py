@@ -174,3 +174,16 @@ def test_nodes_without_names_or_with_the_same_get_their_own() -> None:
     nodes += [helper.make_node("Neg", ["b"], ["c"], "n"), helper.make_node("Neg", ["c"], ["y"])]
     m = model(nodes, {"x": (1, 4)}, {"y": (1, 4)})
     assert [n.name for n in load_model(m).graph.nodes] == ["Neg_0", "n", "n_1", "Neg_3"]
+
+
+def test_padding_wider_than_the_hardware_pads_stays_a_pad() -> None:
+    pads = np.array([0, 0, 18, 18, 0, 0, 18, 18], np.int64)
+    weights = np.random.default_rng(0).normal(size=(8, 4, 20, 20)).astype(np.float32)
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["p"], "pad"),
+        helper.make_node("Conv", ["p", "w"], ["y"], "conv"),
+    ]
+    constants = {"pads": pads, "w": weights}
+    m = model(nodes, {"x": (1, 4, 24, 24)}, {"y": (1, 8, 41, 41)}, constants)
+    where = {n["name"]: n["where"] for n in opennpu.compile(m).meta["nodes"]}
+    assert where == {"pad": "CPU", "conv": "NPU"}

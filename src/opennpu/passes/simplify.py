@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from opennpu.hw.rk3588 import chip
 from opennpu.ir.graph import OPAQUE, Graph, Node, Quant, node_reads
 
 requires = "explicit windows of convolutions and pools"
@@ -164,6 +165,11 @@ def _padded(
     kernel, dilations = n.attrs["kernel_shape"], n.attrs["dilations"]
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     if any(p >= s for p, s in zip(attrs["pads"], (*spans, *spans), strict=True)):
+        return None
+    most = chip.MAX_CONV_PAD_PX if n.op == "Conv" else chip.MAX_POOL_PAD_PX
+    half = len(spatial) // 2
+    limited = attrs["pads"][:half] if n.op == "Conv" else attrs["pads"]  # CNA: top and left only
+    if max(limited) > most:  # padded by hand it fits, padded by itself it would not
         return None
     return _reading(n, y, pad.inputs[0], pad.sources).with_(attrs=attrs)
 
