@@ -27,6 +27,7 @@ unit: $(VENV)/.dev
 bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.emulator
 	$(BIN)/python -m benchmarks.compile
+	$(BIN)/python -m benchmarks.emulate_roundtrip
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

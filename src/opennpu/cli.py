@@ -353,8 +353,20 @@ def _read(file: Path, info: ValueInfo, mean: Array, std: Array) -> Array:
 
 
 @app.command()
-def disasm(program: Path, as_json: Json = False) -> None:
+def disasm(
+    program: Annotated[Path, typer.Argument(help="A .npu file, a trace or an RKG1 capture.")],
+    as_json: Json = False,
+) -> None:
     """Print register commands as Python.  Addresses are buffer + offset."""
+    from opennpu.tools import replay, trace
+
+    if trace.is_trace(program):
+        jobs = {j.name: list(replay.lines(j)) for j in trace.load(program)}
+        if as_json:
+            _print_json(jobs)
+        else:
+            print("\n".join(line for job in jobs.values() for line in job))
+        return
     compiled = opennpu.load(program)
     segments = [s for s in compiled.segments if isinstance(s, NpuSegment)]
     if as_json:
@@ -398,6 +410,65 @@ def inspect(program: Path, as_json: Json = False) -> None:
         out.print(f"{key}: {value:,}")
     for key, value in compiled.meta.get("options", {}).items():
         out.print(f"{key}: {value}")
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def emulate(
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
+    abi: Annotated[
+        str | None, typer.Option(help="Show the nodes of rocket or of rknpu only; default: both.")
+    ] = None,
+    rocket_interface: Annotated[
+        str, typer.Option(help="0.0 is stock Linux; 1.1, 1.3, 1.4, 1.5 are out of tree.")
+    ] = "0.0",
+    trace: Annotated[
+        Path | None, typer.Option(help="Record every job there: see replay and disasm.")
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict/--hardware", help="Refuse what silicon corrupts or hangs on, or do the same."
+        ),
+    ] = False,
+    cc: Annotated[
+        str | None, typer.Option(help="C compiler; a cross compiler for programs in qemu-user.")
+    ] = None,
+) -> None:
+    """Run a program that talks to an NPU driver, on the emulator; its exit code is passed on."""
+    from opennpu.tools.emulate import emulate as run_program
+
+    raise typer.Exit(
+        run_program(
+            command, abi=abi, rocket_interface=rocket_interface, strict=strict, trace=trace, cc=cc
+        )
+    )
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A trace of emulate, or an RKG1 capture.")],
+    device: Annotated[
+        str, typer.Option(help="emulator, emulator:hardware, rknpu, rocket.")
+    ] = "emulator:hardware",
+    as_json: Json = False,
+) -> None:
+    """Run recorded jobs again and compare what they write, byte for byte; exit code 1 if not."""
+    from opennpu.tools.replay import replay as run_again
+    from opennpu.tools.trace import load
+
+    jobs = load(trace)
+    results = []
+    for c in run_again(jobs, device):
+        results.append(c)
+        if not as_json:
+            out.print(str(c), markup=False, highlight=False)
+    equal = sum(c.equal for c in results)
+    if as_json:
+        _print_json({"equal": equal, "jobs": [{**asdict(c), "equal": c.equal} for c in results]})
+    else:
+        out.print(f"{equal} of {len(jobs)} jobs are equal.")
+    if equal < len(jobs):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -7,23 +7,24 @@ import errno
 import time
 from collections.abc import Iterator
 from ctypes import Structure, c_uint32
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from opennpu.device import canary, rknpu, rocket
-from opennpu.device.fakekernel import (
-    ACCEL_NODE,
+from opennpu.device.fakedrm import OwnProcess
+from opennpu.device.fakekernel import ACCEL_NODE, RENDER_NODE, FakeKernel
+from opennpu.device.fakerocket import (
     FINI_BO_RANGES,
     PREP_BO_RANGES,
-    RENDER_NODE,
     BoRange,
-    FakeKernel,
     FiniBoRanges,
     PrepBoRanges,
+    RocketFile,
 )
-from opennpu.device.kernel import DRM_IOCTL_GEM_CLOSE, DrmGemClose, drm_version
+from opennpu.device.kernel import DRM_IOCTL_GEM_CLOSE, DrmGemClose, drm_version, ioc
 
 
 def refused(kernel: FakeKernel, fd: int, request: int, argument: Structure) -> int:
@@ -38,8 +39,8 @@ def refused(kernel: FakeKernel, fd: int, request: int, argument: Structure) -> i
 class Rocket:
     """A raw rocket file with a copy job."""
 
-    def __init__(self, interface: tuple[int, int]) -> None:
-        self.kernel = FakeKernel(rocket=interface)
+    def __init__(self, interface: tuple[int, int], kernel: FakeKernel | None = None) -> None:
+        self.kernel = kernel or FakeKernel(rocket=interface)
         self.fd = self.kernel.open(ACCEL_NODE)
         self.code, self.data = self.create(8192), self.create(4096)
         words = canary.copy_task(self.data.dma_address, self.data.dma_address + 64)
@@ -174,10 +175,10 @@ def test_ranged_syncs_exist_since_1_5_and_check_their_ranges(accel: Rocket) -> N
         }
 
     if accel.kernel.rocket != (1, 5):
-        assert sync((0, 64)) == {errno.ENOTTY}
+        assert sync((0, 64)) == {errno.EINVAL}
         return
-    assert sync((0, 64), (64, 64), (4095, 1)) == {0}
-    for bad in (((0, 0),), ((64, 64), (0, 64)), ((0, 65), (64, 1)), ((4000, 97),), ()):
+    assert sync((0, 64), (64, 64), (4095, 1)) == sync() == {0}
+    for bad in (((0, 0),), ((64, 64), (0, 64)), ((0, 65), (64, 1)), ((4000, 97),)):
         assert sync(*bad) == {errno.EINVAL}
     assert sync((0, 64), count=1025) == {errno.EINVAL}
     assert sync((0, 64), reserved=1) == {errno.EINVAL}
@@ -192,7 +193,7 @@ def test_rocket_buffers(accel: Rocket) -> None:
     close = DrmGemClose(handle=accel.code.handle)
     assert refused(accel.kernel, accel.fd, DRM_IOCTL_GEM_CLOSE, close) == 0
     assert refused(accel.kernel, accel.fd, DRM_IOCTL_GEM_CLOSE, close) == errno.EINVAL
-    assert refused(accel.kernel, accel.fd, rknpu.MEM_SYNC, rknpu.MemSync()) == errno.ENOTTY
+    assert refused(accel.kernel, accel.fd, rknpu.MEM_SYNC, rknpu.MemSync()) == errno.EINVAL
     assert refused(accel.kernel, 5, rocket.FINI_BO, rocket.FiniBo()) == errno.EBADF
 
 
@@ -287,3 +288,112 @@ def test_vendor_memory() -> None:
         vendor.kernel.ioctl(vendor.fd, rknpu.ACTION, argument)
         versions[action] = argument.value
     assert versions == {0: 1179210309, 1: 908, 18: 1}
+
+
+# -- DRM's part, and threads -----------------------------------------------------------------
+
+
+def test_drm_fills_up_short_structures_and_cuts_long_ones(accel: Rocket) -> None:
+    file = accel.kernel.file(accel.fd)
+    caller = OwnProcess()
+
+    def call(number: int, size: int, data: bytes, direction: int = 3) -> tuple[int, bytes]:
+        return file.raw_ioctl(ioc(direction, "d", number, size), data, caller)
+
+    size = (5000).to_bytes(4, "little")
+    number, back = call(0x40, 4, size)
+    assert number == 0 and back == size
+    number, back = call(0x40, 40, size.ljust(40, b"\xff"))
+    assert number == 0 and len(back) == 40
+    assert back[4:8] != b"\xff" * 4 and back[24:] == bytes(16)  # the kernel's buffer is zeroed
+    assert call(0x40, 24, size.ljust(24, b"\0"), direction=2) == (
+        errno.EINVAL,
+        bytes(24),
+    )  # not read
+    assert call(0x7E, 8, bytes(8)) == (errno.EINVAL, b"")
+    assert call(0x41, 24, bytes(24)) == (errno.EINVAL, b"")  # job_struct_size 0; nothing is read
+
+
+def test_flags_for_the_ppu_exist_since_1_3() -> None:
+    for interface, number in (((1, 1), errno.EINVAL), ((1, 3), 0)):
+        accel = Rocket(interface)
+        assert accel.submit(flags=4) == number
+        assert accel.ran == (number == 0)
+    assert accel.submit(flags=6) == 0  # waits for the PPU only: the watchdog ends it
+    file = accel.kernel.file(accel.fd)
+    assert isinstance(file, RocketFile) and file.last is not None and not file.last.completed
+
+
+def test_freed_addresses_are_given_out_again_but_not_before_they_have_to_be() -> None:
+    accel = Rocket((0, 0))
+    big = [accel.create((1 << 30) - 4096) for _ in range(3)]
+    kept = [b.dma_address for b in big]
+    assert kept == sorted(kept)
+    for b in big[:2]:
+        accel.kernel.ioctl(accel.fd, DRM_IOCTL_GEM_CLOSE, DrmGemClose(handle=b.handle))
+    assert accel.create(4096).dma_address > kept[2]
+    assert accel.create((1 << 30) + 8192).dma_address == kept[0]
+    assert refused(accel.kernel, accel.fd, rocket.CREATE_BO, rocket.CreateBo(size=3 << 30)) == 28
+
+
+def test_a_buffer_lives_as_long_as_a_job_that_lists_it() -> None:
+    accel = Rocket((0, 0))
+    accel.kernel.hold = True
+    assert accel.submit() == 0
+    for bo in (accel.code, accel.data):
+        close = DrmGemClose(handle=bo.handle)
+        assert refused(accel.kernel, accel.fd, DRM_IOCTL_GEM_CLOSE, close) == 0
+    accel.kernel.release()
+    assert accel.ran
+    assert not accel.kernel.file(accel.fd).mapped
+
+
+def test_threads_run_jobs_of_files_side_by_side() -> None:
+    kernel = FakeKernel(threaded=True)
+    files = [Rocket((0, 0), kernel) for _ in range(6)]
+    for _ in range(3):
+        for f in files:
+            assert f.submit() == 0
+        for f in files:
+            prep = rocket.PrepBo(handle=f.data.handle, timeout_ns=(1 << 63) - 1)
+            assert refused(kernel, f.fd, rocket.PREP_BO, prep) == 0 and f.ran
+    for f in files:
+        kernel.close(f.fd)
+    assert kernel.leaks()[:2] == (0, 0)
+
+
+def test_a_job_that_hangs_is_ended_by_the_watchdog() -> None:
+    accel = Rocket((0, 0), FakeKernel(threaded=True))
+    accel.kernel.mmap(accel.fd, 8192, accel.code.offset).view[:] = 0
+    began = time.monotonic()
+    assert accel.submit() == 0
+
+    def prep(timeout_ns: int) -> int:
+        argument = rocket.PrepBo(handle=accel.data.handle, timeout_ns=timeout_ns)
+        return refused(accel.kernel, accel.fd, rocket.PREP_BO, argument)
+
+    assert prep(0) == errno.EBUSY
+    assert prep(time.monotonic_ns() + 50_000_000) == errno.ETIMEDOUT
+    assert 0.05 <= time.monotonic() - began < 0.4
+    assert prep((1 << 63) - 1) == 0 and not accel.ran
+    assert 0.5 <= time.monotonic() - began < 2
+
+
+def test_a_deadline_is_one_of_the_boards_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    accel = Rocket((0, 0), FakeKernel(threaded=True))
+    run = accel.kernel.machine.run
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.1)  # as an emulator is; on a board it would be `board` cycles
+        return replace(run(*args, **options), cycles=board)
+
+    def prep(timeout_ns: int) -> int:
+        argument = rocket.PrepBo(handle=accel.data.handle, timeout_ns=timeout_ns)
+        return refused(accel.kernel, accel.fd, rocket.PREP_BO, argument)
+
+    monkeypatch.setattr(accel.kernel.machine, "run", slow)
+    for cycles, number in ((1_000, 0), (10**9, errno.ETIMEDOUT)):
+        board = cycles
+        assert accel.submit() == 0
+        assert prep(time.monotonic_ns() + 20_000_000) == number
+        assert accel.ran and prep(0) == 0

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from copyprogram import Payload, copy_program, sample
-from opennpu.device import fakekernel, kernel, list_devices, open_device, rknpu, rocket
+from opennpu.device import fakerknpu, kernel, list_devices, open_device, rknpu, rocket
 from opennpu.device.fakekernel import ACCEL_NODE, RENDER_NODE, FakeKernel
 from opennpu.device.rknpu import RknpuDevice
 from opennpu.device.rocket import RocketDevice
@@ -186,7 +186,7 @@ def test_the_vendor_task_list_says_what_the_driver_reads() -> None:
 
 
 def test_other_chips_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fakekernel.ACTIONS, rknpu.ACTION_HW_VERSION, 0x1234)
+    monkeypatch.setitem(fakerknpu.ACTIONS, rknpu.ACTION_HW_VERSION, 0x1234)
     fake = FakeKernel(rocket=None)
     with pytest.raises(DeviceNotFound, match=r"0x1234, an RK3588 has 0x46495245"):
         RknpuDevice(kernel=fake)

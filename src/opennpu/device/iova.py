@@ -19,14 +19,14 @@ class IovaAllocator:
         self.start, self.gap_bytes = start, gap_bytes
         self._ranges: list[tuple[int, int]] = []  # sorted (first, end), gap included
 
-    def alloc(self, nbytes: int) -> int | None:
-        """The address of a free range, page-aligned; None if there is no room."""
+    def alloc(self, nbytes: int, lowest: int = 0) -> int | None:
+        """The first free range from ``lowest``, page-aligned; None if there is no room."""
         need = align(nbytes, chip.PAGE_BYTES) + self.gap_bytes
-        at = self.start
+        at = max(self.start, lowest)
         for first, end in self._ranges:
             if first - at >= need:
                 break
-            at = end
+            at = max(at, end)
         if at + need > chip.IOVA_BYTES:
             return None
         bisect.insort(self._ranges, (at, at + need))
