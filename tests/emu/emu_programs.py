@@ -52,14 +52,8 @@ class Bench:
         raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.view(np.uint8)
         self.memory[iova : iova + raw.size] = raw.reshape(-1)
 
-    def run(
-        self,
-        *tasks: tuple[Iterable[Register], int],
-        core: int = 0,
-        mask: int = 0x300,
-        task_number: int | None = None,
-    ) -> RunResult:
-        """Chain the tasks (body, start units) and start them."""
+    def place(self, *tasks: tuple[Iterable[Register], int]) -> list[tuple[int, int]]:
+        """Write the tasks (body, start units), each linked to the next: (IOVA, words) of each."""
         bodies = [(list(body), units) for body, units in tasks]
         sizes = [len(b) + regcmd.TAIL_WORDS for b, _ in bodies]
         starts = [CODE]
@@ -69,12 +63,22 @@ class Bench:
             more = i + 1 < len(bodies)
             tail = regcmd.tail(units, starts[i + 1] if more else 0, sizes[i + 1] if more else 0)
             self.put(starts[i], regcmd.assemble([*body, *tail]))
+        return list(zip(starts, sizes, strict=False))
+
+    def run(
+        self,
+        *tasks: tuple[Iterable[Register], int],
+        core: int = 0,
+        mask: int = 0x300,
+        task_number: int | None = None,
+    ) -> RunResult:
+        """Chain the tasks (body, start units) and start them."""
+        placed = self.place(*tasks)
         return self.machine.run(
             core,
             self.space,
-            CODE,
-            sizes[0],
-            task_number=len(bodies) if task_number is None else task_number,
+            *placed[0],
+            task_number=len(placed) if task_number is None else task_number,
             int_mask=mask,
         )
 
@@ -144,7 +148,7 @@ class Conv:
                 dpu.S_POINTER(**PING_PONG),
                 dpu_rdma.RDMA_S_POINTER(**PING_PONG),
                 cna.CONV_CON1(conv_mode=mode, in_precision=p, proc_precision=p),
-                cna.CONV_CON2(feature_grains=self.h + 1),
+                cna.CONV_CON2(feature_grains=min(self.h + 1, 1023)),
                 cna.CONV_CON3(
                     conv_x_stride=self.stride[1],
                     conv_y_stride=self.stride[0],

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from opennpu.emu import numerics
+from opennpu.emu import dcomp, numerics
 from opennpu.emu.context import CbufImage, Context
 from opennpu.emu.registers import Group
 from opennpu.hw.rk3588 import chip, cna
@@ -30,8 +30,23 @@ ATOM = chip.ATOM_BYTES
 BANK = chip.CBUF_BANK_BYTES
 PAD_GROUP = 64  # channels after which the pad lanes repeat; board notes A.8
 DECONV_STRIDES = (2, 4, 8)  # others act as a forward convolution; board notes A.13
+PACKED = {8: 1, 9: 2, 10: 3, 11: 4}  # ARGB_IN -> interleaved channels; register notes B.5
+CONVERTER_LANES = 4  # constants of the input converter; channel c takes number c mod 4
 INT8_SLACK_FILL = 15 / 16
 """Of the data banks: 10 of the 11 failing shapes of board notes A.6 fill 97 to 99.6 %, one 94 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """The input converter (register notes B.8): four constants, and the lanes that take them."""
+
+    scale: tuple[int, ...]
+    offset: tuple[int, ...]
+    shift: tuple[int, ...]
+    add_first: bool
+    ties_up: bool
+    signed: bool
+    lanes: int  # CVT_CON5: bit n = channel n of an atom is converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,8 @@ class Geometry:
     pad: tuple[int, int]  # top, left
     pad_word: int
     upsample: tuple[int, int]  # zero insertion of DECONV; 1 = off
+    packed: int = 0  # interleaved channels of a packed input; 0 = a cube
+    converter: Converter | None = None
 
     @property
     def taps(self) -> int:
@@ -108,21 +125,31 @@ def geometry(ctx: Context, g: Group) -> Geometry:
         UNIT,
         f"has conv_mode {int(con1.conv_mode)}, 0 and 3 exist",
     )
+    packed = PACKED.get(con1.argb_in, 0)
+    if con1.argb_in or con1.nonalign_dma:
+        ctx.require(
+            packed > 0
+            and con1.nonalign_dma == con1.group_line_off == 1
+            and precision in (Precision.INT8, Precision.INT16, Precision.FP16, Precision.BF16)
+            and not con1.deconv
+            and s1.datain_channel == chip.elements_per_atom(precision),
+            "cna.packed_input",
+            UNIT,
+            f"has ARGB_IN {con1.argb_in}, NONALIGN_DMA {con1.nonalign_dma}, GROUP_LINE_OFF "
+            f"{con1.group_line_off} and {s1.datain_channel} channels of precision {int(precision)}",
+        )
     ctx.require(
-        not con1.argb_in and not con1.nonalign_dma,
-        "cna.packed_input",
+        not (con2.csc_do_en or con2.csc_wo_en or con2.cmd_fifo_srst),
+        "cna.debug",
         UNIT,
-        f"has ARGB_IN {con1.argb_in}, NONALIGN_DMA {con1.nonalign_dma}",
+        "suppresses the sequencer",
     )
     ctx.require(
-        not con2.csc_do_en and not con2.csc_wo_en, "cna.debug", UNIT, "suppresses the sequencer"
+        con2.kernel_group == 1, "cna.kernel_group", UNIT, f"has KERNEL_GROUP {con2.kernel_group}"
     )
+    ctx.require(not con3.nn_mode, "cna.nn_mode", UNIT, f"has NN_MODE {con3.nn_mode}")
     ctx.require(not s3.surf_mode, "cna.surf_mode", UNIT, f"has SURF_MODE {s3.surf_mode}")
     ctx.require(not g.get(cna.FC_CON0).fc_skip_en, "cna.zero_skip", UNIT, "has FC_SKIP_EN set")
-    ctx.require(not g.get(cna.DCOMP_CTRL).word, "cna.decompression", UNIT, "has DCOMP_CTRL set")
-    ctx.require(
-        bool(g.get(cna.CVT_CON0).cvt_bypass), "cna.converter", UNIT, "has the input converter on"
-    )
     sizes = (
         s0.datain_width,
         s0.datain_height,
@@ -183,6 +210,41 @@ def geometry(ctx: Context, g: Group) -> Geometry:
         pad=(pad.pad_top, pad.pad_left),
         pad_word=g.get(cna.PAD_CON1).word,
         upsample=upsample,
+        packed=packed,
+        converter=_converter(ctx, g, precision),
+    )
+
+
+def _converter(ctx: Context, g: Group, precision: Precision) -> Converter | None:
+    """The input converter, None while it is bypassed."""
+    con0, lanes = g.get(cna.CVT_CON0), g.get(cna.CVT_CON5).per_channel_cvt_en
+    if con0.cvt_bypass:
+        return None
+    ctx.require(
+        precision in (Precision.INT8, Precision.INT16),
+        "cna.converter",
+        UNIT,
+        f"converts precision {int(precision)}",
+    )
+    one, two, three, four = (
+        g.get(cna.CVT_CON1),
+        g.get(cna.CVT_CON2),
+        g.get(cna.CVT_CON3),
+        g.get(cna.CVT_CON4),
+    )
+    return Converter(
+        scale=(one.cvt_scale0, two.cvt_scale1, three.cvt_scale2, four.cvt_scale3),
+        offset=(one.cvt_offset0, two.cvt_offset1, three.cvt_offset2, four.cvt_offset3),
+        shift=(
+            con0.cvt_truncate_0,
+            con0.cvt_truncate_1,
+            con0.cvt_truncate_2,
+            con0.cvt_truncate_3,
+        ),
+        add_first=bool(con0.cvt_type),
+        ties_up=bool(con0.round_type),
+        signed=bool(con0.data_sign),
+        lanes=lanes,
     )
 
 
@@ -211,8 +273,9 @@ def check_cbuf(ctx: Context, g: Group, geo: Geometry, kernel_bytes: int) -> bool
         not con0.fc_data_bank, "cbuf.fc_data_bank", UNIT, f"has FC_DATA_BANK {con0.fc_data_bank}"
     )
     height, width = geo.size
-    least = -(-width * geo.channels * geo.bits // (8 * chip.CBUF_ENTRY_BYTES))
-    refined = row_entries(width, geo.channels, geo.bits)
+    held = geo.packed or geo.channels  # what a packed row takes is open: at least its bytes
+    least = -(-width * held * geo.bits // (8 * chip.CBUF_ENTRY_BYTES))
+    refined = least if geo.packed else row_entries(width, geo.channels, geo.bits)
     if con1.data_entries < least:
         ctx.report("cna.entries", UNIT, f"has {con1.data_entries} entries a row, it takes {least}")
     elif con1.data_entries < refined:
@@ -221,7 +284,8 @@ def check_cbuf(ctx: Context, g: Group, geo: Geometry, kernel_bytes: int) -> bool
             UNIT,
             f"has {con1.data_entries} entries a row, the refined rule gives {refined}",
         )
-    row_bytes = max(con1.data_entries, least) * chip.CBUF_ENTRY_BYTES
+    entries = least if geo.packed else max(con1.data_entries, least)
+    row_bytes = entries * chip.CBUF_ENTRY_BYTES
     room = con0.data_bank * BANK
     reach = min(height, (geo.kernel[0] - 1) * geo.dilation[0] + 1)
     if reach * row_bytes > room:
@@ -287,10 +351,12 @@ def fetch_features(ctx: Context, g: Group, geo: Geometry, whole: bool) -> Array:
     base = g.get(cna.FEATURE_DATA_ADDR).feature_base_addr + ctx.dma_base
     height, width = geo.size
     shape = (geo.surfaces, height, width, ATOM)
-    tag = (base, shape, geo.precision, group, line, surf, con0.data_bank)
+    tag = (base, shape, geo.precision, group, line, surf, con0.data_bank, geo.packed)
     stored = _stored(ctx, ctx.chip.features, con0.data_reuse, tag, shape, "features")
     if stored is not None:
         return stored
+    if geo.packed:
+        return _keep(ctx, tag, _fetch_packed(ctx, geo, base, line), whole)
     if group == 4 and line != 4 * width:
         ctx.report(
             "cna.line_stride", UNIT, f"has LINE_STRIDE {line}, 4 lines are {4 * width} atoms"
@@ -316,9 +382,66 @@ def fetch_features(ctx: Context, g: Group, geo: Geometry, whole: bool) -> Array:
             parts.append(gather(blocks, (1, rest), (0, row)))
         flat = [p.reshape(geo.surfaces, -1, width, ATOM) for p in parts]
         out = np.concatenate(flat, axis=1)
+    return _keep(ctx, tag, out.copy(), whole)
+
+
+def _keep(ctx: Context, tag: tuple[Any, ...], data: Array, whole: bool) -> Array:
+    """Remember what the CBUF holds now."""
     image = ctx.chip.features
-    image.tag, image.data, image.whole, image.valid = tag, out.copy(), whole, True
-    return image.data
+    image.tag, image.data, image.whole, image.valid = tag, data, whole, True
+    return data
+
+
+def _fetch_packed(ctx: Context, geo: Geometry, base: int, line_px: int) -> Array:
+    """Pixels of 1 to 4 interleaved channels, spread over the first lanes of an atom each.
+
+    LINE_STRIDE counts pixels.  Lanes without a channel hold 0, and the converter leaves them
+    alone: GUESSED, and no stream that pads its weights with their zero point can tell.
+    """
+    height, width = geo.size
+    size = geo.packed * geo.bits // 8
+    pitch = line_px * size
+    if pitch % ATOM:
+        ctx.report(
+            "cna.packed_rows", UNIT, f"has packed rows {pitch} bytes apart, atoms have {ATOM}"
+        )
+    ctx.charge(UNIT, 0, height * width)
+    out = np.zeros((1, height, width, ATOM), np.uint8)
+    for y in range(height):
+        row = ctx.space.read(base + y * pitch, width * size, "feature", UNIT)
+        out[0, y, :, :size] = row.reshape(width, size)
+    return out
+
+
+def convert(geo: Geometry, x: Array) -> Array:
+    """Input converter on elements [surface, row, column, lane]: saturated to their type.
+
+    cvt_type 0: round(x * scale >> shift) + offset; 1: round((x + offset) * scale >> shift).
+    The bits of an atom's lane enable it (register notes B.8; order and saturation GUESSED).
+    """
+    c = geo.converter
+    if c is None:
+        return x
+    lanes = geo.packed or x.shape[-1]
+    chosen = np.array([n for n in range(lanes) if c.lanes >> n & 1], np.int64)
+    if not chosen.size:
+        return x
+    which = chosen % CONVERTER_LANES
+    scale, offset, shift = (
+        np.array(values, np.float64)[which] for values in (c.scale, c.offset, c.shift)
+    )
+    v = x[..., chosen].astype(np.float64)
+    if not c.signed:
+        v = np.where(v < 0, v + 2.0**geo.bits, v)
+    if c.add_first:
+        v = v + offset
+    v = v * scale * 2.0**-shift
+    v = np.floor(v + 0.5) if c.ties_up else np.rint(v)
+    if not c.add_first:
+        v = v + offset
+    out = x.copy()
+    out[..., chosen] = numerics.saturate(v, geo.bits).astype(x.dtype)
+    return out
 
 
 def pad_lanes(ctx: Context, geo: Geometry) -> Array:
@@ -333,6 +456,10 @@ def pad_lanes(ctx: Context, geo: Geometry) -> Array:
         return lanes
     if p is Precision.FP16:
         return np.full(geo.channels, numerics.float16_of_bits(word), np.float32)
+    if p is Precision.BF16:  # the low half, as for fp16: GUESSED
+        return np.full(geo.channels, numerics.float32_of_bits(word << 16), np.float32)
+    if p is Precision.INT16:
+        return np.full(geo.channels, numerics.signed(word, 16), np.float32)
     ctx.require(
         word == 0, "cna.padding_value", UNIT, f"pads {p.name} with {word:#x}: which lanes is open"
     )
@@ -341,7 +468,7 @@ def pad_lanes(ctx: Context, geo: Geometry) -> Array:
 
 def lay_out(ctx: Context, geo: Geometry, raw: Array, dtype: npt.DTypeLike) -> Array:
     """Fetched atoms -> [rows, columns, channels] of all padded pixels the kernel reaches."""
-    x = numerics.elements(raw, geo.precision)  # [S, H, W, L]
+    x = convert(geo, numerics.elements(raw, geo.precision))  # [S, H, W, L]
     surfaces, height, width, lanes = x.shape
     up_y, up_x = geo.upsample
     high, wide = (height - 1) * up_y + 1, (width - 1) * up_x + 1
@@ -384,13 +511,18 @@ def fetch_weights(ctx: Context, g: Group, geo: Geometry) -> Array:
     con0 = g.get(cna.CBUF_CON0)
     base = g.get(cna.DCOMP_ADDR0).decompress_addr0 + ctx.dma_base
     count = weight_bytes(geo)
-    tag = (base, count, geo.precision, geo.kernel, con0.data_bank, con0.weight_bank)
+    control = g.get(cna.DCOMP_CTRL)
+    squeezed = bool(control.decomp_control) and not control.wt_dec_bypass
+    tag = (base, count, geo.precision, geo.kernel, con0.data_bank, con0.weight_bank, squeezed)
     stored = _stored(ctx, ctx.chip.weights, con0.weight_reuse, tag, (count,), "weights")
     if stored is not None:
         return stored
     ctx.charge(UNIT, 0, -(-count // ATOM))
     image = ctx.chip.weights
-    image.data = ctx.space.read(base, count, "weight", UNIT).copy()
+    if squeezed:
+        image.data = dcomp.fetch(ctx, g, base, count, geo.precision)
+    else:
+        image.data = ctx.space.read(base, count, "weight", UNIT).copy()
     image.tag, image.valid = tag, True
     image.whole = count <= con0.weight_bank * BANK
     return image.data
@@ -416,6 +548,30 @@ def check_weight_size(ctx: Context, g: Group, geo: Geometry) -> int:
         f"its geometry has {weight_bytes(geo)} of {want}",
     )
     return want
+
+
+def check_channel_real(ctx: Context, g: Group, geo: Geometry, raw: Array) -> None:
+    """DATAIN_CHANNEL_REAL against the programmed channels and the weights of the rest.
+
+    Producers write it in full (Mesa) or modulo 64 (vendor); no result is known to depend on it
+    as long as the weights of padded channels cancel, which only equal ones do.
+    """
+    real = g.get(cna.DATA_SIZE1).datain_channel_real
+    last = (geo.channels - 1) % PAD_GROUP + 1
+    padded = geo.channels - real
+    if padded != 0 and real <= PAD_GROUP and last >= real:
+        padded = last - real
+    lanes = chip.elements_per_atom(geo.precision)
+    if not 0 <= padded < lanes:
+        ctx.report(
+            "cna.channel_real", UNIT, f"has {real} real channels of {geo.channels} programmed"
+        )
+    elif padded and not geo.packed:
+        rest = unpack_weights(geo, raw)[..., geo.channels - padded :]
+        if (rest != rest.flat[0]).any():
+            ctx.report(
+                "cna.channel_real", UNIT, f"has different weights for {padded} padded channels"
+            )
 
 
 def unpack_weights(geo: Geometry, raw: Array) -> Array:

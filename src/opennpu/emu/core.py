@@ -24,6 +24,8 @@ Array = npt.NDArray[Any]
 
 UNIT = "CORE"
 CHUNK = 1 << 16  # accumulators worked on at a time: keeps temporaries in the cache
+GATED = ((1 << 11, range(8)), (1 << 23, range(8, 16)))  # MAC_GATING bit: lanes that it clocks; A.7
+GATE_ALL = 1 << 24  # cleared, the job never completes; A.7
 PROOF_PIXELS = 64  # below it checking every sum is cheaper than the proof that none needs it
 
 
@@ -90,7 +92,25 @@ def execute(ctx: Context, g: Group, geo: cna.Geometry, features: Array, weights:
         def sums() -> Array:
             return input_sums(geo, x, channels)
 
+    for lane in gated_lanes(g):  # "that half writes a constant": which is not known
+        acc[:, lane :: chip.KERNEL_GROUP[Precision.FP16]] = ctx.policy.poison
     return Cube(acc, integer, lanes, real, sums)
+
+
+def gated_lanes(g: Group) -> list[int]:
+    """Lanes, of 16, that MAC_GATING leaves without a clock."""
+    word = g.get(core.MAC_GATING).word
+    return [n for bit, lanes in GATED for n in lanes if not word & bit]
+
+
+def check_gating(ctx: Context, g: Group) -> None:
+    """MAC_GATING: bits 11, 23 and 24 act, no other does (board notes A.7)."""
+    word = g.get(core.MAC_GATING).word
+    ctx.require(bool(word & GATE_ALL), "core.mac_gating_off", UNIT, f"has MAC_GATING {word:#x}")
+    off = gated_lanes(g)
+    ctx.require(
+        not off, "core.mac_gating", UNIT, f"has MAC_GATING {word:#x}: {len(off)} lanes stand still"
+    )
 
 
 def truncate(acc: Array, shift: int, round_up: int) -> Array:

@@ -28,6 +28,7 @@ ATOM = chip.ATOM_BYTES
 TO_MEMORY = 2  # OUTPUT_MODE
 MAX_SURFACES = 8  # of a kernel group: SIZE_E has 3 bits
 MAX_SHIFT = 63
+ACCUMULATORS = 4  # that TP_ORG_EN takes at once behind a convolution
 TRANSPOSE = 8  # pixels and channels of a block that TP_ORG_EN transposes
 OUTPUTS = (
     Precision.INT8,
@@ -123,10 +124,12 @@ def execute(ctx: Context, g: Group, rdma: Group | None, cube: Cube, depthwise: b
     flying = bool(mode.flying_mode)
     _check_modes(ctx, g, depthwise)
     proc = fmt.proc_precision
+    if Precision.TF32 in (proc, fmt.in_precision, fmt.out_precision):
+        ctx.report("dpu.tf32", UNIT, "has precision 7")
     ctx.require(
         fmt.out_precision in OUTPUTS
+        and fmt.in_precision == proc
         and proc in numerics.STORAGE
-        and proc is not Precision.TF32
         and (proc not in numerics.FLOATS) == cube.integer,
         "dpu.precision",
         UNIT,
@@ -162,7 +165,6 @@ def _check_modes(ctx: Context, g: Group, depthwise: bool) -> None:
     unusual = {
         "NONALIGN": mode.nonalign,
         "RGP_TYPE": mode.rgp_type,
-        "TP_EN": mode.tp_en,
         "MC_SURF_OUT": fmt.mc_surf_out,
         "MINMAX_CTL": height.minmax_ctl,
         "RGP_CNTER": ow.rgp_cnter,
@@ -175,8 +177,18 @@ def _check_modes(ctx: Context, g: Group, depthwise: bool) -> None:
         UNIT,
         f"has conv_mode {int(mode.conv_mode)} for a {'depthwise' if depthwise else 'direct'} task",
     )
+    count = g.get(dpu.DATA_CUBE_CHANNEL)
+    ctx.require(
+        count.orig_channel <= count.channel,
+        "dpu.orig_channel_large",
+        UNIT,
+        f"has ORIG_CHANNEL {count.orig_channel}, CHANNEL {count.channel}",
+    )
     pend = g.get(dpu.OFFSET_PEND).offset_pend
-    ctx.require(not pend, "dpu.offset_pend", UNIT, f"has OFFSET_PEND {pend}")
+    wide = fmt.out_precision in (Precision.INT32, Precision.FP32)
+    ctx.require(
+        not (pend and wide), "dpu.offset_pend", UNIT, f"has OFFSET_PEND {pend} for 32-bit outputs"
+    )
 
 
 # -- BS and BN -------------------------------------------------------------------------------
@@ -361,6 +373,15 @@ def _ew_operand(
             "with two operands",
         )
     e, nbytes = dpu_rdma.ew_operand(ctx, rdma, flying, v.shape[1], proc)
+    if not flying:
+        dpu_rdma.check_precision(ctx, rdma, proc, None)
+    source = dpu_rdma.operand_mode(rdma)
+    ctx.require(
+        cfg.ew_data_mode == source,
+        "ew.operand_mode",
+        UNIT,
+        f"has EW_DATA_MODE {cfg.ew_data_mode}, the stream has mode {source}",
+    )
     ctx.require(
         dpu_rdma.SIZE_BYTES.get(cfg.edata_size) == nbytes,
         "ew.operand_size",
@@ -425,6 +446,12 @@ def _ew_operation(ctx: Context, g: Group, v: Array, e: Array, cube: Cube) -> Arr
         "works on fp16 that MRDMA did not widen",
     )
     if not cfg.ew_op_type:
+        ctx.require(
+            not cube.integer or cfg.ew_alu_algo > Algo.MIN or bool(cfg.ew_equal_en),
+            "ew.equal",
+            UNIT,
+            "compares integers with EW_EQUAL_EN 0",
+        )
         v = apply(ctx, cfg.ew_alu_algo, v, e, "EW", cube.integer)
         return numerics.saturate(v) if cube.integer else v
     if not cube.integer:
@@ -553,13 +580,18 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
     if base % ATOM:
         ctx.report("dpu.unaligned", UNIT, f"writes to {base:#x}")
     channels = out.shape[1]
-    if cube.real < channels:
-        out[:, cube.real :] = 0
+    flying = bool(g.get(dpu.FEATURE_MODE_CFG).flying_mode)
+    real = cube.real if flying else min(cube.real, g.get(dpu.DATA_CUBE_CHANNEL).orig_channel)
+    if real < channels:
+        _pend(g, out[:, real:])
     if ctx.garbage:
         out.view(np.uint8)[...] = ctx.policy.poison
     if ow.tp_org_en:
         _write_transposed(ctx, g, cube, out)
         return
+    if g.get(dpu.FEATURE_MODE_CFG).tp_en:
+        out = _swap_axes(ctx, g, out)
+        rows, cols = cols, rows
     per_group, rest = divmod(cube.lanes * out.itemsize, ATOM)
     ctx.require(
         rest == 0 and 0 < per_group <= MAX_SURFACES,
@@ -571,6 +603,8 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
     missing = groups * cube.lanes - channels
     if missing:
         out = np.pad(out, ((0, 0), (0, missing)))
+        if ctx.garbage:
+            out.view(np.uint8)[...] = ctx.policy.poison
     view = out.view(np.uint8).reshape(rows, cols, groups, per_group, ATOM)
     atoms = view.transpose(2, 3, 0, 1, 4)
     programmed = ow.size_e_2 + 1
@@ -580,8 +614,9 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
             UNIT,
             f"has SURFACE_ADD {step} atoms, {programmed} surfaces of {surf} follow each other",
         )
-    whole = channels // cube.lanes
-    written = groups if not missing else whole
+    # board notes A.4: partial groups of int8 outputs hang; a partial atom in flying mode is padded
+    partial = missing > 0 and not flying and not ctx.garbage
+    written = channels // cube.lanes if partial else groups
     hang = programmed > per_group
     if programmed != per_group and ctx.strict:
         _report_size_e(ctx, programmed, per_group)
@@ -599,7 +634,7 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
     )
     if programmed != per_group and not ctx.strict:
         _report_size_e(ctx, programmed, per_group)
-    if missing:
+    if partial:
         ctx.report(
             "core.partial_group",
             UNIT,
@@ -607,43 +642,114 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
         )
 
 
-def _write_transposed(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
-    """TP_ORG_EN: atoms of 8 channels of a pixel become atoms of 8 pixels of a channel.
+def _pend(g: Group, lanes: Array) -> None:
+    """Lanes without a kernel leave as OFFSET_PEND, its low bits for 8-bit outputs (TRM)."""
+    pend = g.get(dpu.OFFSET_PEND).offset_pend
+    if not pend:
+        lanes[...] = 0
+        return
+    raw = np.array([pend], "<u2").view(np.uint8)[: lanes.itemsize]
+    lanes[...] = np.ascontiguousarray(raw).view(lanes.dtype)[0]
 
-    The atom of channel c and pixels 8k..8k+7 goes to (c div 8) * SURFACE_ADD + (c mod 8) *
-    DST_SURF_STRIDE + the place of pixel k in a WDMA-sized cube.  Explains the vendor's layout
-    conversions in both directions (peer notes 2.5); only 16-bit copies are modelled.
+
+def _swap_axes(ctx: Context, g: Group, out: Array) -> Array:
+    """TP_EN: rows become columns; the write DMA has the new size (peer notes 2.5: one capture)."""
+    rows, cols = size(g)
+    wdma, flying = g.get(dpu.WDMA_SIZE_1), g.get(dpu.FEATURE_MODE_CFG).flying_mode
+    ctx.require(
+        bool(flying)
+        and out.itemsize == 2
+        and not g.get(dpu.WDMA_SIZE_0).tp_precision
+        and (wdma.height_wdma, wdma.width_wdma) == (cols, rows),
+        "dpu.not_modelled",
+        UNIT,
+        f"exchanges rows and columns of {rows}x{cols} px, {out.itemsize} bytes each, into "
+        f"{wdma.height_wdma}x{wdma.width_wdma} px",
+    )
+    swapped = out.reshape(rows, cols, -1).transpose(1, 0, 2)
+    return np.ascontiguousarray(swapped).reshape(out.shape)
+
+
+def _write_transposed(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
+    """TP_ORG_EN: vectors of L lanes, one after the other, become one run of elements per lane.
+
+    Lane r of a group goes to group * SURFACE_ADD + r * DST_SURF_STRIDE, eight vectors to an atom
+    of 16-bit elements.  In flying mode a vector is an atom: 8 channels of a pixel.  That explains
+    the vendor's layout conversions in both directions (peer notes 2.5).  Behind a convolution
+    vectors are 4 accumulators, a pixel's four vectors of a kernel group in a row, each value cut
+    to its low 16 bits: slot(m, n) of board notes A.4 with strides of 2M and M/2 atoms (GUESSED).
     """
-    ow, wdma = g.get(dpu.BS_OW_CFG), g.get(dpu.WDMA_SIZE_1)
+    if g.get(dpu.FEATURE_MODE_CFG).flying_mode:
+        _transpose_atoms(ctx, g, cube, out)
+    else:
+        _transpose_accumulators(ctx, g, cube, out)
+
+
+def _transpose_atoms(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
+    wdma = g.get(dpu.WDMA_SIZE_1)
     rows, cols = wdma.height_wdma, wdma.width_wdma
     pixels, channels = out.shape
     usual = (
-        bool(g.get(dpu.FEATURE_MODE_CFG).flying_mode)
-        and out.itemsize == 2
+        out.itemsize == 2
         and cube.lanes == TRANSPOSE
-        and g.get(dpu.WDMA_SIZE_0).tp_precision == 1
-        and ow.size_e_2 == TRANSPOSE - 1
         and pixels == rows * cols * TRANSPOSE
         and channels % TRANSPOSE == 0
     )
+    size_c = g.get(dpu.WDMA_SIZE_0).size_c_wdma + 1
     ctx.require(
-        usual,
+        size_c * TRANSPOSE == channels,
+        "dpu.geometry",
+        UNIT,
+        f"transposes {channels} channels with SIZE_C_WDMA {size_c - 1}",
+    )
+    _check_transpose(ctx, g, out, usual)
+    blocks = out.reshape(rows, cols, TRANSPOSE, channels // TRANSPOSE, TRANSPOSE)
+    line = cols + g.get(dpu.DATA_CUBE_NOTCH_ADDR).notch_addr_0
+    _scatter_lanes(ctx, g, blocks.transpose(3, 4, 0, 1, 2), line)
+
+
+def _transpose_accumulators(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
+    pixels, channels = out.shape
+    usual = (
+        cube.integer
+        and out.itemsize == 4
+        and g.get(dpu.DATA_FORMAT).proc_precision is Precision.INT16
+        and channels % cube.lanes == 0
+        and pixels * cube.lanes // ACCUMULATORS % TRANSPOSE == 0
+    )
+    _check_transpose(ctx, g, out, usual)
+    groups = channels // cube.lanes
+    cut = out.astype("<i2")  # keeps the low 16 bits
+    vectors = cut.reshape(pixels, groups, cube.lanes // ACCUMULATORS, ACCUMULATORS)
+    lanes = vectors.transpose(1, 3, 0, 2).reshape(groups, ACCUMULATORS, 1, -1, TRANSPOSE)
+    _scatter_lanes(ctx, g, lanes, 0)
+    if groups == 1:
+        ctx.report("dpu.transposed_group", UNIT, f"transposes {channels} channels, one group")
+
+
+def _check_transpose(ctx: Context, g: Group, out: Array, usual: bool) -> None:
+    size_e = g.get(dpu.BS_OW_CFG).size_e_2
+    wdma = g.get(dpu.WDMA_SIZE_1)
+    ctx.require(
+        usual and g.get(dpu.WDMA_SIZE_0).tp_precision == 1 and size_e == TRANSPOSE - 1,
         "dpu.not_modelled",
         UNIT,
-        f"transposes {pixels} px of {channels} channels, {out.itemsize} bytes each, into "
-        f"{rows}x{cols} atoms, SIZE_E {ow.size_e_2}",
+        f"transposes {out.shape[0]} px of {out.shape[1]} channels, {out.itemsize} bytes each, into "
+        f"{wdma.height_wdma}x{wdma.width_wdma} atoms, SIZE_E {size_e}",
     )
-    blocks = out.reshape(rows, cols, TRANSPOSE, channels // TRANSPOSE, TRANSPOSE)
-    atoms = np.ascontiguousarray(blocks.transpose(3, 4, 0, 1, 2)).view(np.uint8)
-    line = cols + g.get(dpu.DATA_CUBE_NOTCH_ADDR).notch_addr_0
+
+
+def _scatter_lanes(ctx: Context, g: Group, elements: Array, line: int) -> None:
+    """Write 16-bit elements [group, lane, row, atom, 8]; ``line``: atoms from row to row."""
+    groups, lanes, rows, cols, _ = elements.shape
     surf = g.get(dpu.DST_SURF_STRIDE).dst_surf_stride
     step = g.get(dpu.SURFACE_ADD).surf_add
-    ctx.charge(UNIT, 0, pixels * channels // TRANSPOSE)
+    ctx.charge(UNIT, 0, groups * lanes * rows * cols)
     ctx.space.scatter(
         g.get(dpu.DST_BASE_ADDR).dst_base_addr + ctx.dma_base,
-        (channels // TRANSPOSE, TRANSPOSE, rows, cols),
+        (groups, lanes, rows, cols),
         (step * ATOM, surf * ATOM, line * ATOM, ATOM),
-        atoms,
+        np.ascontiguousarray(elements).view(np.uint8),
         "output",
         UNIT,
     )

@@ -29,10 +29,12 @@ USE_ALU, USE_CPEND, USE_MUL, USE_SHIFT = 1, 2, 4, 8  # bits of data_use; registe
 PER_CHANNEL, PER_PIXEL = 0, 1  # ERDMA_DATA_MODE
 TWO_OPERAND = 5  # COMB_USE of a convolution with an element-wise operand; board notes A.10
 FLYING_TYPES = (
+    Precision.INT4,
     Precision.INT8,
     Precision.INT16,
     Precision.INT32,
     Precision.FP16,
+    Precision.BF16,
     Precision.FP32,
 )
 SIZE_BYTES = {1: 1, 2: 2, 3: 4}  # ERDMA_DATA_SIZE, EDATA_SIZE
@@ -153,29 +155,30 @@ def bs_operands(ctx: Context, g: Group, channels: int, integer: bool) -> Channel
     """BRDMA: what BRDMA_DATA_USE says."""
     use = g.get(dpu_rdma.RDMA_BRDMA_CFG).brdma_data_use
     base = g.get(dpu_rdma.RDMA_BS_BASE_ADDR).bs_base_addr
-    return _channel_operands(ctx, use, base, channels, integer)
+    return _channel_operands(ctx, "BS", use, base, channels, integer)
 
 
 def bn_operands(ctx: Context, g: Group, channels: int, integer: bool) -> ChannelOperands:
     """NRDMA: what NRDMA_DATA_USE says."""
     use = g.get(dpu_rdma.RDMA_NRDMA_CFG).nrdma_data_use
     base = g.get(dpu_rdma.RDMA_BN_BASE_ADDR).bn_base_addr
-    return _channel_operands(ctx, use, base, channels, integer)
+    return _channel_operands(ctx, "BN", use, base, channels, integer)
 
 
 def _channel_operands(
-    ctx: Context, use: int, base: int, channels: int, integer: bool
+    ctx: Context, stream: str, use: int, base: int, channels: int, integer: bool
 ) -> ChannelOperands:
     """Blocks of 8 channels: ALU 4 bytes each, then CPEND 2, then MUL 2 (board notes A.9).
 
     A stream of one kind is packed.  7 = 64 bytes per 8 channels and 1 = packed int32 are
-    MEASURED, 4 = packed fp16 is board-run (register notes C.9); other mixes are refused.
+    MEASURED, 4 = packed fp16 is board-run (register notes C.9); other mixes leave their parts
+    out of the block, as on the RV1106 (C.4): GUESSED.  Shifts in a stream are refused.
     """
     ctx.require(
-        use in (0, USE_ALU, USE_MUL, USE_ALU | USE_CPEND | USE_MUL),
+        not use & USE_SHIFT and not (stream == "BN" and use & USE_CPEND),
         "dpu_rdma.operands",
         UNIT,
-        f"has data_use {use}",
+        f"has data_use {use} for {stream}",
     )
     if not use:
         return ChannelOperands()
@@ -202,6 +205,23 @@ def _channel_operands(
     return ChannelOperands(found.get(USE_ALU), found.get(USE_CPEND), found.get(USE_MUL))
 
 
+def check_precision(ctx: Context, g: Group, proc: Precision, incoming: Precision | None) -> None:
+    """IN_PRECISION and PROC_PRECISION of DPU_RDMA, where it feeds main data or EW."""
+    mode = g.get(dpu_rdma.RDMA_FEATURE_MODE_CFG)
+    ctx.require(
+        mode.proc_precision == proc and incoming in (None, mode.in_precision),
+        "dpu_rdma.precision",
+        UNIT,
+        f"has precisions in {int(mode.in_precision)}, proc {int(mode.proc_precision)}, the DPU "
+        f"has proc {int(proc)}",
+    )
+
+
+def operand_mode(g: Group) -> int:
+    """ERDMA_DATA_MODE."""
+    return g.get(dpu_rdma.RDMA_ERDMA_CFG).erdma_data_mode
+
+
 def ew_operand(
     ctx: Context, g: Group, flying: bool, channels: int, proc: Precision
 ) -> tuple[Array, int]:
@@ -219,6 +239,10 @@ def ew_operand(
     dtype = _operand_type(ctx, size, proc)
     base = g.get(dpu_rdma.RDMA_EW_BASE_ADDR).ew_base_addr + ctx.dma_base
     if cfg.erdma_data_mode == PER_CHANNEL:
+        pitch = g.get(dpu_rdma.RDMA_EW_SURF_STRIDE).ew_surf_stride
+        ctx.require(
+            pitch == 1, "dpu_rdma.streams", UNIT, f"reads operands per channel {pitch} atoms apart"
+        )
         raw = ctx.space.read(base, channels * size, "ew", UNIT)
         return np.ascontiguousarray(raw).view(dtype).reshape(1, -1), size
     ctx.require(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from opennpu.emu.context import LUT_ENTRIES, Context
 from opennpu.emu.registers import Group
-from opennpu.hw.rk3588 import dpu
+from opennpu.hw.rk3588 import chip, dpu
 
 Array = npt.NDArray[Any]
 
@@ -74,6 +74,9 @@ def look_up(ctx: Context, g: Group, index: Array) -> Array:
         UNIT,
         f"has tables {le_start}..{le_end} and {lo_start}..{lo_end} that do not adjoin",
     )
+    width = g.get(dpu.DATA_CUBE_WIDTH).width
+    if width > chip.MAX_LUT_LINE_ATOMS:
+        ctx.report("lut.long_line", UNIT, f"looks up lines of {width} atoms")
     le_scale, le_shift = g.get(dpu.LUT_LE_SLOPE_SCALE), g.get(dpu.LUT_LE_SLOPE_SHIFT)
     lo_scale, lo_shift = g.get(dpu.LUT_LO_SLOPE_SCALE), g.get(dpu.LUT_LO_SLOPE_SHIFT)
     tables = ctx.chip.tables.astype(np.float64)

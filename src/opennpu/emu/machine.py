@@ -236,6 +236,7 @@ class Machine:
         task_number: int = 1,
         int_mask: int = 0x300,
         ping_pong: bool = False,
+        same_job: bool = False,
     ) -> RunResult:
         """Program the PC as the kernel drivers do (register notes A.8) and run until it stops.
 
@@ -244,8 +245,12 @@ class Machine:
             words: length of the first task, tail included.
             task_number: tasks to run; each but the last links to its successor.
             int_mask: events that mean "done".
+            same_job: the core's last start was of the same job: what it left in the CBUF may be
+                reused (board notes A.6; mainline Linux starts each task of a job).
         """
         c = self._cores[core]
+        if not same_job:
+            c.chip.features.valid = c.chip.weights.valid = False
         c.space = space
         both = cna.S_POINTER(pointer_pp_en=1, executer_pp_en=1, pointer_pp_mode=1)
         pointer = both.word | core << CORE_SHIFT
@@ -277,7 +282,6 @@ class Machine:
         done: list[TaskRecord] = []
         fault: MemoryFault | None = None
         c.line = False
-        c.chip.features.valid = c.chip.weights.valid = False  # reuse is per start: A.6
         ended = False
         try:
             if c.wedged:
@@ -374,8 +378,15 @@ class Machine:
                 continue
             if target != expected:
                 ctx.report("pc.target", "PC", f"writes {offset:#06x} through target {target:#06x}")
-            if offset not in REGISTERS:
+            known = REGISTERS.get(offset)
+            if known is None:
                 ctx.report("pc.unknown_register", "PC", f"writes {value:#x} to {offset:#06x}")
+            elif value & ~known.known and offset not in CORE_POINTERS:
+                ctx.report(
+                    "pc.reserved_bits",
+                    known.block.name,
+                    f"writes {value:#x} to {known.__name__}, which holds {known.known:#010x}",
+                )
             unit = by_window.get(window)
             if unit is None:
                 if offset in LIST_PC_REGISTERS:
@@ -477,6 +488,10 @@ class Machine:
 
 LIST_PC_REGISTERS = frozenset({pc.BASE_ADDRESS.address, pc.REGISTER_AMOUNTS.address})
 """PC registers that a list may write; others over a list have no known effect."""
+
+
+CORE_POINTERS = frozenset({cna.S_POINTER.address, core.S_POINTER.address})
+"""Registers whose bits 31:28 carry the core, although none of them has a name."""
 
 
 def core_pointer() -> int:

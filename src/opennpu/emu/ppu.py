@@ -37,6 +37,13 @@ def execute(ctx: Context, g: Group, rdma: Group) -> None:
         f"has FLYING_MODE {mode.flying_mode}, DPU_FLYIN {fmt.dpu_flyin}",
     )
     ctx.require(not mode.index_en, "ppu.index", UNIT, "has INDEX_EN set")
+    surf = g.get(ppu.DST_SURF_STRIDE).dst_surf_stride
+    ctx.require(
+        fmt.index_add == surf,
+        "ppu.index_add",
+        UNIT,
+        f"has INDEX_ADD {fmt.index_add}, DST_SURF_STRIDE {surf}",
+    )
     misc = g.get(ppu.MISC_CTRL)
     ctx.require(
         not misc.nonalign and not misc.mc_surf_out,
@@ -99,6 +106,16 @@ def _pool(ctx: Context, g: Group, x: Array, p: Precision) -> None:
         UNIT,
         f"reaches {need_h}x{need_w} px, cube and padding are "
         f"{height + pad.pad_top + pad.pad_bottom}x{width + pad.pad_left + pad.pad_right}",
+    )
+    full = (
+        (height + pad.pad_top + pad.pad_bottom - k.kernel_height) // k.kernel_stride_height + 1,
+        (width + pad.pad_left + pad.pad_right - k.kernel_width) // k.kernel_stride_width + 1,
+    )
+    ctx.require(
+        (rows, cols) == full,
+        "ppu.output_size",
+        UNIT,
+        f"has {rows}x{cols} outputs, its window and pads give {full[0]}x{full[1]}",
     )
     taps = k.kernel_height * k.kernel_width
     ctx.charge(UNIT, surfaces * rows * cols * taps, surfaces * rows * cols)

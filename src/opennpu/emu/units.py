@@ -80,6 +80,7 @@ def convolve(ctx: Context, groups: Groups) -> None:
     )
     features = cna.fetch_features(ctx, c, geo, whole)
     weights = cna.fetch_weights(ctx, c, geo)
+    cna.check_channel_real(ctx, c, geo, weights)
     cube = core.execute(ctx, m, geo, features, weights)
     dpu.execute(ctx, d, rdma, cube, geo.depthwise)
 
@@ -93,6 +94,8 @@ def fly(ctx: Context, groups: Groups) -> None:
     rows, cols = dpu.size(d)
     channels = d.get(dpu_regs.DATA_CUBE_CHANNEL).channel
     _check_dpu_sizes(ctx, d, rdma, rows, cols, channels)
+    fmt = d.get(dpu_regs.DATA_FORMAT)
+    dpu_rdma.check_precision(ctx, rdma, fmt.proc_precision, fmt.in_precision)
     cube = dpu_rdma.main_stream(ctx, rdma)
     if cube.values.shape[1] > channels:  # CHANNEL counts whole atoms or the lanes that are used
         cube = dpu_rdma.crop(cube, channels)
@@ -103,13 +106,11 @@ def fly(ctx: Context, groups: Groups) -> None:
 
 
 def _check_core(ctx: Context, m: Group, geo: cna.Geometry) -> None:
-    misc, gating = m.get(core_regs.MISC_CFG), m.get(core_regs.MAC_GATING)
-    ctx.require(
-        gating.word == core_regs.MAC_GATING.reset,
-        "core.mac_gating",
-        "CORE",
-        f"has MAC_GATING {gating.word:#x}",
-    )
+    misc = m.get(core_regs.MISC_CFG)
+    core.check_gating(ctx, m)
+    if misc.proc_precision in (Precision.INT32, Precision.FP32):
+        ctx.report("core.precision", "CORE", f"has proc {int(misc.proc_precision)}, no type of it")
+        return
     ctx.require(
         misc.proc_precision == geo.precision,
         "cna.precision",
@@ -150,7 +151,8 @@ def _check_dpu_sizes(
     wdma = d.get(dpu_regs.WDMA_SIZE_1)
     sizes = {"DPU": dpu.size(d)}
     counts = {"DPU": d.get(dpu_regs.DATA_CUBE_CHANNEL).channel}
-    if not d.get(dpu_regs.BS_OW_CFG).tp_org_en:  # a transposing writer has sizes of its own
+    transposes = d.get(dpu_regs.BS_OW_CFG).tp_org_en or d.get(dpu_regs.FEATURE_MODE_CFG).tp_en
+    if not transposes:  # a transposing writer has sizes of its own
         sizes["WDMA"] = (wdma.height_wdma, wdma.width_wdma)
         counts["WDMA"] = d.get(dpu_regs.WDMA_SIZE_0).channel_wdma
     if rdma is not None:

@@ -58,6 +58,9 @@ RULES: dict[str, Rule] = {
     "pc.no_start": Rule(W, "End the task with the marker and the start word", "register notes A.3"),
     "pc.target": Rule(W, "Write each register through its own target", "register notes A.2 EMU 1"),
     "pc.unknown_register": Rule(W, "Write only registers that exist", "register notes A.1"),
+    "pc.reserved_bits": Rule(
+        W, "Keep each value inside its field: silicon drops the other bits", "board notes A.0"
+    ),
     "pc.window": Rule(
         U, "Leave the DMA tuning blocks alone: access hard-locks boards", "register notes A.1"
     ),
@@ -96,6 +99,11 @@ RULES: dict[str, Rule] = {
         "board notes A.1",
     ),
     "cna.channels": Rule(U, "Give DATAIN_CHANNEL in whole 16-byte atoms", "register notes B.4"),
+    "cna.channel_real": Rule(
+        W,
+        "Program DATAIN_CHANNEL_REAL in full or modulo 64, and equal weights for the rest",
+        "register notes B.4, I-7: whether silicon counts padded channels is open",
+    ),
     "cna.weight_size": Rule(
         L,
         "WEIGHT_SIZE1 is kh*kw*channels*bytes; WEIGHT_SIZE0 is that times the kernels",
@@ -111,15 +119,33 @@ RULES: dict[str, Rule] = {
     "cna.grains": Rule(
         W, "Program FEATURE_GRAINS of at least the kernel rows", "register notes B.7"
     ),
-    "cna.converter": Rule(U, "Bypass the input converter (CVT_CON0 = 0xB)", "register notes B.8"),
-    "cna.packed_input": Rule(U, "Pad few-channel inputs to one atom", "register notes B.5"),
+    "cna.converter": Rule(
+        U, "Convert int8 and int16 only, else bypass the converter", "register notes B.8"
+    ),
+    "cna.packed_input": Rule(
+        U,
+        "Program ARGB_IN 8 to 11 with NONALIGN_DMA, GROUP_LINE_OFF and one atom of channels",
+        "register notes B.5",
+    ),
+    "cna.packed_rows": Rule(
+        W, "Pad packed rows so that each starts at 16 bytes", "register notes B.5"
+    ),
     "cna.zero_skip": Rule(U, "Leave FC_CON0.FC_SKIP_EN at 0", "register notes B.11"),
-    "cna.decompression": Rule(U, "Write DCOMP_CTRL = 0 and raw weights", "board notes A.14"),
+    "cna.decompression": Rule(
+        U,
+        "Write DCOMP_CTRL = 0 and raw weights, or the sixteen-lane format of int8",
+        "register notes B.11; board notes A.14",
+    ),
+    "cna.decompression_short": Rule(
+        G, "Give DCOMP_AMOUNT the 16-byte blocks of each lane, less one", "register notes B.11"
+    ),
     "cna.padding_value": Rule(U, "Pad this element type with 0", "board notes F, last line"),
     "cna.deconv": Rule(
         U, "Lower the transposed convolution to a dilated input", "board notes A.13"
     ),
-    "cna.debug": Rule(U, "Leave CSC_DO_EN and CSC_WO_EN at 0", "TRM CONV_CON2"),
+    "cna.debug": Rule(U, "Leave CSC_DO_EN, CSC_WO_EN and CMD_FIFO_SRST at 0", "TRM CONV_CON2"),
+    "cna.kernel_group": Rule(U, "Leave KERNEL_GROUP at 1", "register notes B.2: always so"),
+    "cna.nn_mode": Rule(U, "Leave NN_MODE at 0", "register notes I-15: no stream sets it"),
     "cna.surf_mode": Rule(U, "Leave DATA_SIZE3.SURF_MODE at 0", "TRM; no stream uses it"),
     "cbuf.banks": Rule(
         G, "Give data and weights at least one bank each and 12 together", "register notes B.6"
@@ -143,7 +169,13 @@ RULES: dict[str, Rule] = {
         "board notes A.6",
     ),
     # -- CORE --------------------------------------------------------------------------------
-    "core.mac_gating": Rule(U, "Leave MAC_GATING at its reset value", "board notes A.7"),
+    "core.mac_gating": Rule(
+        L, "Leave bits 11 and 23 of MAC_GATING set: each clocks 8 of 16 lanes", "board notes A.7"
+    ),
+    "core.mac_gating_off": Rule(H, "Leave bit 24 of MAC_GATING set", "board notes A.7"),
+    "core.precision": Rule(
+        G, "Program one of int4, int8, int16, fp16, bf16, tf32 in CORE", "board notes A.1"
+    ),
     "core.conv_mode": Rule(
         G,
         "Program depthwise in CNA, CORE, DPU and DPU_RDMA, or in none",
@@ -167,6 +199,9 @@ RULES: dict[str, Rule] = {
     ),
     "core.clip_float": Rule(U, "Leave CLIP_TRUNCATE at 0 in float modes", "TRM"),
     # -- DPU ---------------------------------------------------------------------------------
+    "dpu.tf32": Rule(
+        H, "Program precision 5 in the DPU behind a tf32 convolution", "A.1: nothing is written"
+    ),
     "dpu.precision": Rule(U, "Use a precision triple of board notes A.1", "board notes A.1"),
     "dpu.size_e_small": Rule(
         L,
@@ -187,7 +222,10 @@ RULES: dict[str, Rule] = {
     "dpu.geometry": Rule(H, "Program one size in DPU, WDMA and DPU_RDMA", "board notes A.5"),
     "dpu.output_mode": Rule(U, "Write to memory only: OUTPUT_MODE = 2", "register notes D.2"),
     "dpu.not_modelled": Rule(U, "Use the bypass value of this field", "register notes C.8"),
-    "dpu.offset_pend": Rule(U, "Leave OFFSET_PEND at 0", "register notes C.8"),
+    "dpu.offset_pend": Rule(U, "Leave OFFSET_PEND at 0 for 32-bit outputs", "register notes C.8"),
+    "dpu.transposed_group": Rule(
+        H, "Transpose at least two kernel groups", "board notes A.4: N = 16 hangs after writing"
+    ),
     "dpu.algo": Rule(U, "Use an operation that this stage has", "TRM"),
     "dpu.bn_mul_per_channel": Rule(
         H, "Use the BS multiplier for per-channel scales", "board notes A.9: it hung"
@@ -206,6 +244,9 @@ RULES: dict[str, Rule] = {
         "Program ORIG_CHANNEL = CHANNEL: else only lane 0 of each atom is right",
         "board notes A.10",
     ),
+    "dpu.orig_channel_large": Rule(
+        W, "Program ORIG_CHANNEL of at most CHANNEL", "TRM: channels before rounding"
+    ),
     "dpu.unaligned": Rule(W, "Align DST_BASE_ADDR to 16 bytes", "register notes E.5"),
     "ew.converter": Rule(
         G,
@@ -215,11 +256,20 @@ RULES: dict[str, Rule] = {
     "ew.operand_size": Rule(
         G, "Program EDATA_SIZE, ERDMA_DATA_SIZE and the precision alike", "board notes A.10"
     ),
+    "ew.operand_mode": Rule(
+        G, "Program EW_DATA_MODE and ERDMA_DATA_MODE alike", "board notes A.10: partial bundles"
+    ),
+    "ew.equal": Rule(U, "Set EW_EQUAL_EN for max and min of integers", "board notes A.10"),
     "ew.register_operand": Rule(
         U, "Write the same constant to all eight EW_OP_VALUE registers", "hw: lane order unknown"
     ),
     "ew.minmax_mode": Rule(U, "Leave EW_BINARY_EN at 0", "TRM; no stream uses it"),
     "lut.mode": Rule(U, "Program LUT_CFG = 0x68 and two adjoining tables", "board notes A.11"),
+    "lut.long_line": Rule(
+        W,
+        "Keep lines of table look-ups within 4096 atoms: 8191 corrupt about 54 elements",
+        "board notes A.11, quirk 3",
+    ),
     # -- DPU_RDMA ----------------------------------------------------------------------------
     "dpu_rdma.mrdma_trap": Rule(
         H,
@@ -233,13 +283,24 @@ RULES: dict[str, Rule] = {
         U, "Use COMB_USE 5 for a two-operand convolution, 0 or 4 in flying mode", "board notes A.10"
     ),
     "dpu_rdma.operands": Rule(
-        U, "Use data_use 1 (bias), 4 (multiplier) or 7 (requantization block)", "board notes A.9"
+        U, "Leave shifts out of the stream, and CPEND out of the BN stream", "board notes A.9"
+    ),
+    "dpu_rdma.precision": Rule(
+        G,
+        "Program in and proc precision alike in DPU and DPU_RDMA",
+        "board notes A.10: partial bundles compute garbage",
     ),
     "dpu_rdma.unpooling": Rule(U, "Leave UNPOOLING_EN at 0", "no stream uses it"),
     # -- PPU ---------------------------------------------------------------------------------
     "ppu.geometry": Rule(H, "Program one input size in PPU and PPU_RDMA", "register notes D.5"),
     "ppu.window": Rule(
         L, "Windows must end inside the cube and its padding", "NVDLA PDP, register notes D"
+    ),
+    "ppu.output_size": Rule(
+        W, "Pad no more than the output needs: out = (in + pads - window) div step + 1", "NVDLA PDP"
+    ),
+    "ppu.index_add": Rule(
+        W, "Program INDEX_ADD equal to DST_SURF_STRIDE without INDEX_EN", "register notes D.4"
     ),
     "ppu.precision": Rule(G, "RDMA_DATA_FORMAT is 1 for int8, 2 for fp16", "board notes A.12"),
     "ppu.type": Rule(U, "Pool int8 or fp16", "board notes A.12"),

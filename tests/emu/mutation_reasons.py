@@ -1,0 +1,1 @@
+REASONS: dict[str, tuple[str, str]] = {}
