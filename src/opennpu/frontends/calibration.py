@@ -156,8 +156,8 @@ class _Watch:
 
     def run(self, feeds: Mapping[str, Array]) -> Iterable[tuple[str, Array]]:
         """(name, value) of every input and intermediate value of one sample."""
-        try:
-            results = self.session.run(self.names, dict(feeds))
+        try:  # onnxruntime takes no names at all for all names
+            results = self.session.run(self.names, dict(feeds)) if self.names else []
         except Exception as e:
             text = " ".join(str(e).split())[:300].rstrip(".")
             raise InputError(

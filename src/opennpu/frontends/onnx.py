@@ -24,6 +24,7 @@ from opennpu.program import DTYPES
 BROKEN = (ValueError, TypeError, KeyError, IndexError, OverflowError)
 """What protobuf and onnx raise, when they come to it, on fields that a parser let through."""
 
+FLOAT_TYPES = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16))
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 RENAMES = ("Flatten", "Squeeze", "Unsqueeze")
 OLDEST_OPSET = 7  # that onnxruntime promises to run; onnx's converter gets older Adds wrong
@@ -72,12 +73,19 @@ def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imp
         kind = value.type.tensor_type
         if value.type.HasField("tensor_type") and not kind.HasField("shape"):
             raise ModelError(where, f"input {value.name} has no shape", "Export it with one")
+    tensors = [o.type.tensor_type for o in model.graph.output if o.type.HasField("tensor_type")]
+    shapeless = [t for t in tensors if not t.HasField("shape")]
+    for t in shapeless:  # onnxruntime infers them, the checker wants to see one
+        t.shape.SetInParent()
     try:
         onnx.checker.check_model(model)
     except Exception as e:  # the checker raises several types of its own and of C++
         raise ModelError(where, _first_line(e), "Export the model again") from None
+    for t in shapeless:
+        t.ClearField("shape")
     _check_tensors(where, model.graph.input, "input")
     _fix_dims(where, model, fix_dims)
+    _drop_empty_windows(model)
     model = _fold(where, model)
     _merge_dequantizers(model)
     _compute_constant_outputs(model)
@@ -216,9 +224,14 @@ def _numbers(elem_type: int) -> str | None:
 
 def _compute_constant_outputs(model: onnx.ModelProto) -> None:
     """An output that folding made a constant is written by a node of its own again."""
-    outputs = {o.name for o in model.graph.output}
+    outputs = {o.name: o for o in model.graph.output}
     for constant in model.graph.initializer:
         if constant.name in outputs:
+            shape = outputs[constant.name].type.tensor_type.shape
+            shape.SetInParent()
+            del shape.dim[:]
+            for size in constant.dims:
+                shape.dim.add().dim_value = size
             name, constant.name = constant.name, f"{constant.name}/constant"
             _rename(model.graph.node, {name: constant.name})
             model.graph.node.append(helper.make_node("Identity", [constant.name], [name]))
@@ -233,6 +246,21 @@ def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
             inside = {i.name for i in (*g.input, *g.initializer)}
             inside |= {o for m in g.node for o in m.output}
             _rename(g.node, {k: v for k, v in names.items() if k not in inside})
+
+
+def _unshadow(graph: onnx.GraphProto, taken: set[str]) -> None:
+    """Names that subgraphs write again are changed there: onnxruntime's casts repeat them."""
+    taken = taken | {o for n in graph.node for o in n.output}
+    for n in graph.node:
+        for k, g in enumerate(_subgraphs(n)):
+            again = {o: f"{n.name}/{k}/{o}" for m in g.node for o in m.output if o in taken}
+            _rename(g.node, again)
+            for m in g.node:
+                for i, o in enumerate(m.output):
+                    m.output[i] = again.get(o, o)
+            for info in (*g.output, *g.value_info):
+                info.name = again.get(info.name, info.name)
+            _unshadow(g, taken)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
@@ -295,6 +323,93 @@ def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
                 dim.Clear()
 
 
+def _drop_empty_windows(model: onnx.ModelProto) -> None:
+    """Pools in ceil mode whose last window would begin behind the image lose that window.
+
+    onnxruntime leaves it out, onnx's shape inference does not; floor mode says it to both.
+    Raises ModelError where nothing says the same to both.
+    """
+    pools = []
+    for n in model.graph.node:
+        if n.op_type not in POOLS:
+            continue
+        ceil, dilations = _attribute(n, "ceil_mode", 0), _attribute(n, "dilations", [1])
+        same = _attribute(n, "auto_pad", b"NOTSET").startswith(b"SAME")
+        if same and (ceil or max(dilations, default=1) > 1):
+            raise ModelError(
+                n.name,
+                f"{n.op_type} has auto_pad SAME with ceil_mode={ceil} and dilations {dilations}: "
+                "onnx and onnxruntime disagree on the size",
+                "Export it with the pads spelled out",
+            )
+        if ceil:
+            pools.append(n)
+    while pools:
+        bare = onnx.ModelProto()
+        bare.CopyFrom(model)
+        del bare.graph.value_info[:]
+        for o in bare.graph.output:
+            o.type.tensor_type.ClearField("shape")
+        try:
+            bare = shape_inference.infer_shapes(bare, data_prop=True)
+        except Exception:  # `_fold` says what is wrong
+            return
+        infos = (*bare.graph.value_info, *bare.graph.output, *bare.graph.input)
+        shapes = {i.name: _value(i).shape for i in infos}
+        late = next(
+            (n for n in pools if _without_empty_window(n, shapes.get(n.input[0], ()))), None
+        )
+        if late is None:
+            return
+        pools.remove(late)  # shapes behind it are others now
+
+
+def _attribute(n: onnx.NodeProto, name: str, default: Any) -> Any:
+    return next((helper.get_attribute_value(a) for a in n.attribute if a.name == name), default)
+
+
+def _set_attributes(n: onnx.NodeProto, **changes: Any) -> None:
+    """Change attributes of a node; those that it has not stay away where they say nothing."""
+    kept = [a for a in n.attribute if a.name not in changes]
+    there = {a.name for a in n.attribute}
+    del n.attribute[:]
+    n.attribute.extend(kept)
+    n.attribute.extend(
+        helper.make_attribute(k, v) for k, v in changes.items() if k in there or np.any(v)
+    )
+
+
+def _without_empty_window(n: onnx.NodeProto, shape: tuple[int, ...]) -> bool:
+    """Put a pool of that kind into floor mode; False if it is of another.  Raises ModelError."""
+    kernel = _attribute(n, "kernel_shape", [])
+    rank = len(kernel)
+    if len(shape) != rank + 2:
+        return False
+    strides, dilations = (_attribute(n, a, [1] * rank) for a in ("strides", "dilations"))
+    pads = list(_attribute(n, "pads", [0] * 2 * rank))
+    empty: list[tuple[int, int]] = []  # axes that lose a window, with the rest
+    full: list[tuple[int, int]] = []  # axes that keep an incomplete one
+    for i, (size, k, step) in enumerate(zip(shape[2:], kernel, strides, strict=True)):
+        steps, rest = divmod(size + pads[i] + pads[rank + i] - (k - 1) * dilations[i] - 1, step)
+        if rest:
+            late = (steps + 1) * step >= size + pads[i]
+            (empty if late else full).append((i, rest))
+    if not empty:
+        return False
+    if full:  # ceil mode stays: less padding on the axes that lose a window
+        for i, rest in empty:
+            pads[rank + i] -= rest
+        if min(pads) < 0:
+            raise ModelError(
+                n.name,
+                f"in ceil mode its last window begins behind the image of {list(shape[2:])} on "
+                f"{len(empty)} of {rank} axes: onnx and onnxruntime disagree on the size",
+                "Export it with ceil_mode=0 and the pads spelled out",
+            )
+    _set_attributes(n, pads=pads, ceil_mode=int(bool(full)))
+    return True
+
+
 def _merge_dequantizers(model: onnx.ModelProto) -> None:
     """Of several DequantizeLinear of the same tensor, all but the first go."""
     first: dict[tuple[str, ...], str] = {}
@@ -336,21 +451,32 @@ def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
             where, f"its shapes do not fit: {_first_line(e)}", "Export it again"
         ) from None
     _ask_onnxruntime(model)
+    inputs = {i.name: i for i in model.graph.input}
+    for o in model.graph.output:
+        if o.name in inputs:  # an output that is an input: inference looks at nodes only
+            o.type.CopyFrom(inputs[o.name].type)
     return model
 
 
 def _ask_onnxruntime(model: onnx.ModelProto) -> None:
-    """Shapes behind onnxruntime's own operators, which onnx does not infer, are added."""
+    """Add shapes that onnx does not infer, such as those behind onnxruntime's own operators."""
     import onnxruntime as ort
 
-    known = {i.name for i in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
+    infos = (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    known = {
+        i.name
+        for i in infos
+        if not i.type.HasField("tensor_type") or i.type.tensor_type.HasField("shape")
+    }
     unknown = [o for n in model.graph.node for o in n.output if o and o not in known]
     if not unknown:
         return
     asking = onnx.ModelProto()
     asking.CopyFrom(model)
+    outputs = {o.name: o for o in model.graph.output}
     for name in unknown:
-        asking.graph.output.add().name = name
+        if name not in outputs:
+            asking.graph.output.add().name = name
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -363,10 +489,14 @@ def _ask_onnxruntime(model: onnx.ModelProto) -> None:
     for o in session.get_outputs():
         kind = o.type.removeprefix("tensor(").removesuffix(")")
         kind = {"float": "float32", "double": "float64"}.get(kind, kind)
-        if o.name in unknown and kind in DTYPES and all(type(d) is int for d in o.shape):
+        static = o.shape and all(type(d) is int for d in o.shape)  # [] may mean unknown
+        if o.name in unknown and kind in DTYPES and static:
             elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
             info = helper.make_tensor_value_info(o.name, elem_type, o.shape)
-            model.graph.value_info.append(info)
+            if o.name in outputs:
+                outputs[o.name].type.CopyFrom(info.type)
+            else:
+                model.graph.value_info.append(info)
 
 
 def _onnxscript_fold(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -399,12 +529,32 @@ def _ort_fold(where: str, model: onnx.ModelProto, quantized: bool) -> onnx.Model
                 remedy += f" with opset {OLDEST_OPSET} or newer, this has {opset}"
             raise ModelError(where, f"onnxruntime refuses it: {_first_line(e)}", remedy) from None
         folded = onnx.load(path)
+    _unshadow(folded.graph, {i.name for i in (*folded.graph.input, *folded.graph.initializer)})
+    _cast_constants(folded)
     # onnxruntime imports every domain it knows; keep those that nodes use
     used = {n.domain for n in folded.graph.node} | {""}
     opsets = [o for o in folded.opset_import if o.domain in used]
     del folded.opset_import[:]
     folded.opset_import.extend(opsets)
     return folded
+
+
+def _cast_constants(model: onnx.ModelProto) -> None:
+    """Casts of float constants are done: onnxruntime adds them to fp16 models after it folded."""
+    constants = {i.name: i for i in model.graph.initializer}
+    outputs = {o.name for o in model.graph.output}
+    kept = []
+    for n in model.graph.node:
+        constant = constants.get(n.input[0]) if n.op_type == "Cast" and not n.domain else None
+        kinds = (_attribute(n, "to", 0), constant.data_type if constant else 0)
+        if constant is None or n.output[0] in outputs or not FLOAT_TYPES.issuperset(kinds):
+            kept.append(n)
+            continue
+        with np.errstate(over="ignore"):  # as the node itself would
+            a = numpy_helper.to_array(constant).astype(helper.tensor_dtype_to_np_dtype(kinds[0]))
+        model.graph.initializer.append(numpy_helper.from_array(a, n.output[0]))
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
 
 
 # -- ONNX graph → ir.Graph -------------------------------------------------------------------
@@ -535,7 +685,8 @@ def _explicit_window(
         before, after = [], []
         for i in range(rank):
             span = (kernel[i] - 1) * dilations[i] + 1
-            total = max(0, (y.shape[2 + i] - 1) * strides[i] + span - x.shape[2 + i])
+            # negative where steps leave a rest: onnxruntime then crops, by a rule of its own
+            total = (y.shape[2 + i] - 1) * strides[i] + span - x.shape[2 + i]
             small, large = total // 2, total - total // 2
             before.append(small if auto == "SAME_UPPER" else large)
             after.append(large if auto == "SAME_UPPER" else small)

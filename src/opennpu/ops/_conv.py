@@ -19,7 +19,7 @@ from opennpu.hw.layout import align, pack_depthwise_weights, pack_requant, pack_
 from opennpu.hw.regs import Register
 from opennpu.hw.rk3588 import chip, cna, core, dpu, dpu_rdma, global_
 from opennpu.hw.rk3588.common import Algo, ConvMode, Precision
-from opennpu.ops.base import Operand, Site
+from opennpu.ops.base import MAX_SHIFT, Operand, Site
 from opennpu.program import At, Cost, Emitted, Ref, Task
 
 Array = npt.NDArray[Any]
@@ -186,7 +186,13 @@ def check(conv: Convolution) -> None:
         raise site.refuse(
             f"kernel is {conv.kernel_bytes} bytes, WEIGHT_SIZE1 holds at most {limit}"
         )
-    tiles(conv)
+    for tile in tiles(conv):
+        for axis, first in enumerate((tile.y0, tile.x0)):
+            start, size = first * w.stride[axis] - w.pad[axis], conv.x.nhwc[1 + axis]
+            if start >= size:
+                raise site.refuse(
+                    f"has a tile that reads padding only: it starts at {start} px of {size}"
+                )
 
 
 MIN_RESIDUAL_PIXELS = 12  # below, upper surfaces are mis-strided (board sweeps)
@@ -209,7 +215,7 @@ def check_residual(conv: Convolution) -> None:
             "a residual needs one tile"
         )
     low, high = conv.epilogue.low, conv.epilogue.high
-    if low not in (0.0, -np.inf) or (low == -np.inf and high != np.inf):
+    if low not in (0.0, -np.inf) or (low == -np.inf and high != np.inf) or high <= low:
         raise site.refuse(
             f"clips to [{low:g}, {high:g}] after a residual, EW clamps from 0 up only"
         )
@@ -233,7 +239,15 @@ def tiles(conv: Convolution) -> list[Tile]:
     bank = chip.CBUF_BANK_BYTES
     max_oh = 1 if w.stride[0] > MAX_STRIDE else oh
     max_ow = 1 if w.stride[1] > MAX_STRIDE else ow
-    slack = 1 if conv.precision is Precision.INT8 and iw == 1 else 0  # board sweeps
+
+    def slack_banks(cols: int) -> int:
+        """int8 tiles one pixel wide need a bank more than they fill (board sweeps)."""
+        if conv.precision is not Precision.INT8:
+            return 0
+        even = -(-ow // -(-ow // cols))
+        return int(
+            any(_input_span(x, min(even, ow - x), w, 1, iw)[1] == 1 for x in range(0, ow, even))
+        )
 
     def search(channels: int) -> tuple[int, int, int, int] | None:
         """(bytes moved, columns, rows, data banks) for tiles of ``channels`` output channels."""
@@ -244,9 +258,10 @@ def tiles(conv: Convolution) -> list[Tile]:
         for w_banks in sorted({w_min, min(w_min + 1, 11), w_all}):
             if w_banks < w_min or w_banks > chip.CBUF_BANKS - 1:
                 continue
-            room = (chip.CBUF_BANKS - w_banks - slack) * bank // chip.CBUF_ENTRY_BYTES
             cols = max_ow
             while cols:
+                slack = slack_banks(cols)
+                room = (chip.CBUF_BANKS - w_banks - slack) * bank // chip.CBUF_ENTRY_BYTES
                 _, in_w, _ = max(
                     (
                         _input_span(x, cols, w, 1, iw)
@@ -439,7 +454,7 @@ def _place_int8(conv: Convolution, weights: Ref) -> Constants:
             8,
             shift,
             ew_relu=low == 0.0,
-            ew_relux=round(high / step) if low == 0.0 and q_high < 127 else 0,
+            ew_relux=max(1, round(high / step)) if low == 0.0 and q_high < 127 else 0,
             ew_offset=-conv.residual.zero_point,
             ew_scale=scale,
             ew_shift=ew_shift,
@@ -456,9 +471,16 @@ def check_clip(site: Site, low: float, high: float, y: Operand) -> None:
     """Which clips BS can do: fp16 any lower bound; int8 zero or what saturation does."""
     if low == -np.inf and high == np.inf:
         return
+    if not low < high:
+        raise site.refuse(f"clips to [{low:g}, {high:g}], which leaves one number")
     if site.precision is Precision.FP16:
         if low == -np.inf:
             raise site.refuse(f"clips at {high:g} from above only, BS clamps above only after ReLU")
+        if abs(low) > MAX_SHIFT and low != -np.inf:
+            raise site.refuse(
+                f"clips at {low:g} from below, in fp32 the shift there and back keeps fp16 whole "
+                f"up to {MAX_SHIFT:g}"
+            )
         return
     q_low = y.zero_point + low / y.scale
     q_high = y.zero_point + high / y.scale

@@ -51,7 +51,7 @@ class _Binary(Op):
         if a.const is not None:
             raise site.refuse("has two constant operands")
         low, high = clip_range(site.node)
-        if low not in (0.0, -np.inf) or (low == -np.inf and high != np.inf):
+        if low not in (0.0, -np.inf) or (low == -np.inf and high != np.inf) or high <= low:
             raise site.refuse(f"clips to [{low:g}, {high:g}], its last stage clamps from 0 up only")
         if b is not None:
             if a.shape != b.shape:

@@ -33,6 +33,7 @@ Array = npt.NDArray[Any]
 
 START = global_.OPERATION_ENABLE(dpu_op_en=1, dpu_rdma_op_en=1).word
 LINE_ATOMS = 4096  # of a flat run; boards ran up to 8175 in one line
+BS_OPERAND_BYTES, BN_OPERAND_BYTES = 4, 2  # per channel: an fp32 summand, an fp16 factor
 MAX_LINES = dpu.DATA_CUBE_HEIGHT.fields["height"].max
 
 
@@ -75,10 +76,7 @@ def flat_pieces(a: Operand, b: Operand | None, y: Operand) -> list[Piece]:
         images, per_image = 1, images * per_image
     pieces = []
     for n in range(images):
-        done = 0
-        while done < per_image:
-            width = min(LINE_ATOMS, per_image - done)
-            height = min((per_image - done) // width, MAX_LINES)
+        for done, width, height in _runs(per_image):
             skip = done * chip.ATOM_BYTES
             pieces.append(
                 Piece(
@@ -91,15 +89,44 @@ def flat_pieces(a: Operand, b: Operand | None, y: Operand) -> list[Piece]:
                     width * height,
                 )
             )
-            done += width * height
     return pieces
 
 
 def surface_pieces(x: Operand, y: Operand) -> list[Piece]:
-    """Whole surfaces of every image, so that operands can differ by channel."""
+    """Surfaces of every image, so that operands can differ by channel.
+
+    As many whole ones as a cube may have channels; one by one where a plane must be cut.
+    """
     n, h, w, _ = y.nhwc
-    rows, cols = (h, w) if w > 1 or h <= MAX_LINES else (1, h * w)
-    return [Piece(x.at(i), None, y.at(i), cols, rows, y.surfaces, y.plane_atoms) for i in range(n)]
+    c2 = chip.elements_per_atom(y.precision)
+    runs, most = [(0, w, h)], chip.MAX_CUBE_PX // c2
+    if max(w, h) > chip.MAX_CUBE_PX:
+        runs, most = list(_runs(h * w)), 1
+    return [
+        Piece(
+            x.at(i, s * c2) + skip * chip.ATOM_BYTES,
+            None,
+            y.at(i, s * c2) + skip * chip.ATOM_BYTES,
+            width,
+            height,
+            min(most, y.surfaces - s),
+            y.plane_atoms,
+            s * c2,
+        )
+        for i in range(n)
+        for s in range(0, y.surfaces, most)
+        for skip, width, height in runs
+    ]
+
+
+def _runs(atoms: int) -> Iterator[tuple[int, int, int]]:
+    """A flat run of atoms as cubes of one surface: (atoms before it, width, height)."""
+    done = 0
+    while done < atoms:
+        width = min(LINE_ATOMS, atoms - done)
+        height = min((atoms - done) // width, MAX_LINES)
+        yield done, width, height
+        done += width * height
 
 
 def tasks(site: Site, stages: Stages, pieces: list[Piece], y: Operand) -> Iterator[Task]:
@@ -165,12 +192,12 @@ def words(p: Precision, stages: Stages, piece: Piece, y: Operand) -> Iterator[Em
     yield At(dpu_rdma.RDMA_SRC_BASE_ADDR, piece.main)
     yield dpu_rdma.RDMA_BRDMA_CFG(brdma_data_use=stages.bs_use)
     if stages.bs_operands:
-        yield At(dpu_rdma.RDMA_BS_BASE_ADDR, stages.bs_operands)
+        yield At(dpu_rdma.RDMA_BS_BASE_ADDR, stages.bs_operands + piece.channel * BS_OPERAND_BYTES)
     else:
         yield dpu_rdma.RDMA_BS_BASE_ADDR()
     yield dpu_rdma.RDMA_NRDMA_CFG(nrdma_data_use=stages.bn_use)
     if stages.bn_operands:
-        yield At(dpu_rdma.RDMA_BN_BASE_ADDR, stages.bn_operands)
+        yield At(dpu_rdma.RDMA_BN_BASE_ADDR, stages.bn_operands + piece.channel * BN_OPERAND_BYTES)
     else:
         yield dpu_rdma.RDMA_BN_BASE_ADDR()
     if piece.other:
@@ -204,7 +231,7 @@ def _relu(low: float, high: float, step: float) -> tuple[bool, int]:
         return False, 0
     if high == math.inf:
         return True, 0
-    return True, round(high / step) if step else float_bits(high)
+    return True, max(1, round(high / step)) if step else float_bits(high)
 
 
 def binary(

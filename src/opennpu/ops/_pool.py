@@ -49,6 +49,8 @@ def check(
         ("stride", stride, MAX_STRIDE),
         ("padding", pads, MAX_PAD),
     ):
+        if what == "padding" and min(values) < 0:
+            raise site.refuse(f"crops by pads {list(values)}, the least pad is 0")
         if max(values) > limit:
             raise site.refuse(f"{what} is {max(values)} px, the PPU takes at most {limit}")
     _, h, w, _ = site.x.nhwc

@@ -27,6 +27,8 @@ from opennpu.ir.graph import Node, Quant, Value
 from opennpu.program import Cost, Emitted, Ref, Task, View
 
 Array = npt.NDArray[Any]
+MAX_SHIFT = 1024.0
+"""Largest lower bound, up or down, of a clip: the DPU subtracts it in fp32 and adds it again."""
 OPS: dict[str, type[Op]] = {}
 """Every operator by each name under which graphs know it."""
 

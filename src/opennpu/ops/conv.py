@@ -121,6 +121,8 @@ class Conv(Op):
             raise site.refuse("has a computed bias, the NPU takes a constant one")
         if w.ndim not in (3, 4):
             raise site.refuse(f"is {w.ndim - 2}-D, the NPU convolves 1-D and 2-D")
+        if min(site.node.attrs["pads"]) < 0:
+            raise site.refuse(f"crops by pads {list(site.node.attrs['pads'])}, the least pad is 0")
         low, high = clip_range(site.node)
         conv = convolution(site)
         if site.residual:

@@ -69,8 +69,8 @@ class MatMul(Op):
         if len(site.inputs) > 2 and site.inputs[2] is not None:
             if bias is None:
                 raise site.refuse("has a computed bias, the NPU takes a constant one")
-            if bias.size not in (1, w.shape[1]):
-                raise site.refuse(f"adds a bias of {bias.size} numbers to {w.shape[1]} columns")
+            if bias.size != 1 and (bias.size, bias.shape[-1]) != (w.shape[1], w.shape[1]):
+                raise site.refuse(f"adds a {list(bias.shape)} bias to {w.shape[1]} columns")
         if len(site.x.shape) < 2:
             raise site.refuse("has a 1-D left operand, the NPU takes rows")
         low, high = clip_range(site.node)

@@ -35,13 +35,16 @@ class _Alias(Op):
 
 
 class Reshape(_Alias):
-    names = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
-    samples = (Sample(((1, 32, 4, 4),), {"shape": (1, 32, 16)}, op="Reshape"),)
+    names = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast")
+    samples = (
+        Sample(((1, 32, 4, 4),), {"shape": (1, 32, 16)}, op="Reshape"),
+        Sample(((1, 32, 4, 4),), {"to": 1}, op="Cast"),  # fp16 models have them between floats
+    )
 
     @staticmethod
     def reference(node: Node, *inputs: Array) -> Array:
-        """x -> x with the shape in ``attrs["shape"]``."""
-        return inputs[0].reshape(node.attrs["shape"])
+        """x -> x with the shape in ``attrs["shape"]``, if there is one."""
+        return inputs[0].reshape(node.attrs.get("shape", inputs[0].shape))
 
     @staticmethod
     def views(site: Site) -> tuple[tuple[View | None, ...], View]:

@@ -9,6 +9,7 @@ from opennpu.ir.verify import verify
 from opennpu.passes import affine, fuse, qdq, simplify
 
 PASSES: Sequence[Callable[[Graph], Graph]] = (
+    simplify.drop_unused,
     qdq.import_pairs,
     simplify.drop_noops,
     simplify.fold_pads,

@@ -133,7 +133,7 @@ class _Draft:
         free, k = name, 1
         while free in self.values:
             free, k = f"{name}.{k}", k + 1
-        self.constants[free] = np.ascontiguousarray(a)
+        self.constants[free] = a
         self.values[free] = Value(free, a.shape, a.dtype.name, quant)
         return free
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from opennpu.ir.graph import Array, Epilogue, Graph, Node, Quant, Value
+from opennpu.ops.base import MAX_SHIFT
 
 requires = "Conv and pools with explicit attributes"
 ensures = "Gemm is x·w + b; constant biases and simple clips are part of the node before them"
@@ -65,7 +66,7 @@ def normalise_gemm(graph: Graph) -> Graph:
 def _constant(
     values: dict[str, Value], constants: dict[str, Array], name: str, a: Array, quant: Quant | None
 ) -> str:
-    constants[name] = np.ascontiguousarray(a)
+    constants[name] = a
     values[name] = Value(name, a.shape, a.dtype.name, quant)
     return name
 
@@ -132,7 +133,7 @@ def fuse_clips(graph: Graph) -> Graph:
 
 
 def clip_of(graph: Graph, node: Node) -> Epilogue | None:
-    """A Relu, or a Clip with constant bounds and a finite lower one, as an epilogue."""
+    """A Relu, or a Clip with constant bounds that BS can do, as an epilogue."""
     if node.op == "Relu":
         return Epilogue("relu")
     if node.op != "Clip":
@@ -144,9 +145,12 @@ def clip_of(graph: Graph, node: Node) -> Epilogue | None:
             if const is None or const.size != 1:
                 return None
             bounds[i - 1] = float(const.reshape(()))
-    if bounds[0] is None or not np.isfinite(bounds[0]):
+    low, high = (
+        float(d if b is None else b) for b, d in zip(bounds, (-np.inf, np.inf), strict=True)
+    )
+    if not -MAX_SHIFT <= low < high:
         return None
-    return Epilogue("clip", float(bounds[0]), float(np.inf if bounds[1] is None else bounds[1]))
+    return Epilogue("clip", low, high)
 
 
 def _joined(first: Node, second: Node) -> Node:

@@ -174,6 +174,8 @@ def _wants_int8(
         weights = graph.constants.get(n.inputs[1])
         if weights is None or not np.isfinite(weights).all():
             return False
+        if n.op != "Conv" and weights.ndim != 2:
+            return False
     if n.op in ("Add", "Mul") and any(i in graph.constants for i in n.inputs):
         return False
     return all(groups.get(v, v) in spans for v in activations)
@@ -215,7 +217,8 @@ def _quantize_weights(
     shift = None if mean is None else rounding_shift(n, constants[n.inputs[1]], codes, quant, mean)
     if shift is not None:
         old = constants.get(inputs[2]) if len(inputs) > 2 and inputs[2] else np.zeros(1)
-        if old is not None and old.size in (1, shift.size):
+        row = old is not None and (old.size, old.shape[-1:]) == (shift.size, shift.shape)
+        if old is not None and (old.size == 1 or row):
             bias = f"{n.name}/bias of codes"
             constants[bias] = (old.reshape(-1) - shift).astype(np.float32)
             values[bias] = Value(bias, constants[bias].shape)

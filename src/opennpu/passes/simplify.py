@@ -75,10 +75,18 @@ def _does_nothing(graph: Graph, n: Node) -> bool:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """Constants that no node reads any more go, and values of vanished nodes."""
-    used = {v for n in graph.nodes for v in (*node_reads(n), *n.outputs)}
+    """Nodes whose results nobody reads go, constants that no node reads any more, their values."""
+    wanted = set(graph.outputs)
+    kept = []
+    for n in reversed(graph.nodes):
+        if wanted.intersection(n.outputs):
+            kept.append(n)
+            wanted.update(node_reads(n))
+    nodes = tuple(reversed(kept))
+    used = {v for n in nodes for v in (*node_reads(n), *n.outputs)}
     used |= {*graph.inputs, *graph.outputs}
     return graph.with_(
+        nodes=nodes,
         values={k: v for k, v in graph.values.items() if k in used},
         constants={k: a for k, a in graph.constants.items() if k in used},
     )
@@ -147,6 +155,8 @@ def _padded(
     """``n`` doing the padding by itself; None where that is something else."""
     y, own = pad.outputs[0], n.attrs.get("pads")
     if n.op not in ("Conv", *POOLS) or n.domain or own is None or len(own) != len(spatial):
+        return None
+    if min(own) < 0:
         return None
     if list(node_reads(n)).count(y) != 1 or n.inputs[0] != y or n.attrs.get("ceil_mode", 0):
         return None
