@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit bench teflon clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.mobilenet.demo
@@ -21,6 +21,7 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m opennpu.hw.export --check
 	$(BIN)/python -m docs.make_operators --check
+	$(BIN)/python -m docs.make_coverage --check
 	$(BIN)/python -m docs.check_links
 	$(BIN)/python -m pytest -q --durations=10
 
@@ -28,6 +29,10 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.emulator
 	$(BIN)/python -m benchmarks.compile
 	$(BIN)/python -m benchmarks.emulate_roundtrip
+	$(BIN)/python -m benchmarks.golden
+
+teflon: $(VENV)/.dev
+	$(BIN)/python -m tests.teflon.run
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -34,8 +34,9 @@ MAY_IMPORT = {
     "jax": EVERYTHING,
     "lm": EVERYTHING,
     "vision": EVERYTHING,
+    "selftest": EVERYTHING,
     "tools": EVERYTHING | {"lm", "vision"},
-    "cli": EVERYTHING | {"lm", "vision", "tools", "torch", "jax"},
+    "cli": EVERYTHING | {"lm", "vision", "tools", "torch", "jax", "selftest"},
 }
 NOT_AT_IMPORT_TIME = {("compile", "frontends")}  # compile() opens a model file by its kind
 PUBLIC = ast.parse((SRC / "__init__.py").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -24,6 +24,9 @@ from opennpu.device import list_devices
 from opennpu.errors import InputError, NPUError
 from opennpu.hw.regcmd import listing
 from opennpu.program import Array, NpuSegment, Program, ValueInfo
+
+if TYPE_CHECKING:
+    from opennpu.selftest import Report
 
 app = typer.Typer(
     help="Compile models for the RK3588 NPU, and run them on a board or on the emulator.",
@@ -469,6 +472,60 @@ def replay(
         out.print(f"{equal} of {len(jobs)} jobs are equal.")
     if equal < len(jobs):
         raise typer.Exit(1)
+
+
+@app.command()
+def selftest(
+    device: Annotated[
+        str | None, typer.Option(help="emulator, rknpu, rocket, with or without a path.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Run the tests whose names contain this.")] = "",
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Also run jobs that hang or fault.")
+    ] = False,
+    fields: Annotated[
+        bool, typer.Option("--fields", help="Also list the register fields that passes confirm.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report as JSON there.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Print the names, run nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run known programs on a device: does it do what we believe of it?  Exit code 1 if not."""
+    from opennpu.selftest import runner
+
+    if show:
+        print("\n".join(runner.names()))
+        return
+    with _progress("selftest") as step:
+        found = runner.selftest(device, only=only, faults=faults, fields=fields, progress=step)
+    data = found.to_json()
+    if report is not None:
+        report.write_text(json.dumps(data, indent=2) + "\n")
+    if as_json:
+        _print_json(data)
+    else:
+        _print_selftest(found)
+    if found.count("failed"):
+        raise typer.Exit(1)
+
+
+def _print_selftest(found: Report) -> None:
+    facts = {k: v for k, v in found.device.items() if k in ("name", "driver", "path") and v}
+    for key, value in {**facts, **found.host}.items():
+        out.print(f"{key}: {value}", markup=False, highlight=False)
+    table = _table("test", "status", "source", "problem")
+    for t in found.tests:
+        table.add_row(t.name, t.status, t.source, t.problem)
+    out.print(table)
+    answers = _table("question", "device", "emulator")
+    for q in found.questions:
+        answer = q.problem or " or ".join(q.device) or "none of the known readings"
+        answers.add_row(q.question, answer, q.emulator)
+    out.print(answers)
+    for name, entry in found.fields.items():
+        out.print(f"{name} ({entry['trust']}): {', '.join(entry['cases'])}", highlight=False)
+    counts = ", ".join(f"{found.count(s)} {s}" for s in ("passed", "failed", "skipped"))
+    out.print(counts)
 
 
 @app.command()

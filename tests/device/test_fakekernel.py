@@ -295,7 +295,7 @@ def test_vendor_memory() -> None:
 
 def test_drm_fills_up_short_structures_and_cuts_long_ones(accel: Rocket) -> None:
     file = accel.kernel.file(accel.fd)
-    caller = OwnProcess()
+    caller = OwnProcess(accel.kernel)
 
     def call(number: int, size: int, data: bytes, direction: int = 3) -> tuple[int, bytes]:
         return file.raw_ioctl(ioc(direction, "d", number, size), data, caller)

@@ -1,8 +1,8 @@
-"""Small register programs for the emulator's tests, independent of the compiler."""
+"""A machine with one flat memory, and the register programs of `opennpu.selftest.programs`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,25 +12,50 @@ import numpy.typing as npt
 from opennpu.emu.machine import Machine, RunResult
 from opennpu.emu.memory import AddressSpace
 from opennpu.emu.numerics import Policy
-from opennpu.hw import layout, regcmd
+from opennpu.hw import regcmd
 from opennpu.hw.regs import Register
-from opennpu.hw.rk3588 import chip, cna, core, dpu, dpu_rdma, ppu, ppu_rdma
-from opennpu.hw.rk3588.common import ConvMode, Precision
+from opennpu.selftest.programs import (
+    CODE,
+    CONV,
+    EW,
+    FLYING,
+    MEMORY_BYTES,
+    OPERANDS,
+    OUT_OF,
+    PING_PONG,
+    POOL,
+    Conv,
+    W,
+    X,
+    Y,
+    flying,
+    pool,
+    reference,
+    replace,
+)
+
+__all__ = [
+    "CODE",
+    "CONV",
+    "EW",
+    "FLYING",
+    "OPERANDS",
+    "OUT_OF",
+    "PING_PONG",
+    "POOL",
+    "Bench",
+    "Conv",
+    "Machine",
+    "W",
+    "X",
+    "Y",
+    "flying",
+    "pool",
+    "reference",
+    "replace",
+]
 
 Array = npt.NDArray[Any]
-
-CODE, X, W, OPERANDS, Y, EW = 0x1000, 0x10000, 0x40000, 0x80000, 0x90000, 0xD0000
-MEMORY_BYTES = 0x110000
-CONV, FLYING, POOL = 0x1D, 0x18, 0x60
-PING_PONG = dict(pointer_pp_en=1, executer_pp_en=1, pointer_pp_mode=1)
-OUT_OF = {
-    Precision.INT8: Precision.INT32,
-    Precision.INT4: Precision.INT16,
-    Precision.INT16: Precision.INT32,
-    Precision.FP16: Precision.FP32,
-    Precision.BF16: Precision.FP32,
-    Precision.TF32: Precision.FP32,
-}
 
 
 @dataclass
@@ -81,248 +106,3 @@ class Bench:
             task_number=len(placed) if task_number is None else task_number,
             int_mask=mask,
         )
-
-
-def replace(body: Sequence[Register], *new: Register) -> list[Register]:
-    """``body`` with the registers of ``new`` in place of those of the same address."""
-    by_address = {r.address: r for r in new}
-    out = [by_address.pop(r.address, r) for r in body]
-    return [*out, *by_address.values()]
-
-
-@dataclass(frozen=True)
-class Conv:
-    """A convolution: geometry, types; operands go to X, W, OPERANDS, the result to Y."""
-
-    p: Precision
-    h: int
-    w: int
-    ic: int
-    oc: int
-    k: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    pad: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-    out: Precision | None = None
-    depthwise: bool = False
-    tail_pad: tuple[int, int] | None = None
-
-    @property
-    def out_type(self) -> Precision:
-        return OUT_OF[self.p] if self.out is None else self.out
-
-    @property
-    def out_size(self) -> tuple[int, int]:
-        after = self.pad if self.tail_pad is None else self.tail_pad
-        size = (self.h, self.w)
-        oh, ow = (
-            (size[a] + self.pad[a] + after[a] - (self.k[a] - 1) * self.dilation[a] - 1)
-            // self.stride[a]
-            + 1
-            for a in (0, 1)
-        )
-        return oh, ow
-
-    @property
-    def lanes(self) -> int:
-        return (chip.DEPTHWISE_GROUP if self.depthwise else chip.KERNEL_GROUP)[self.p]
-
-    @property
-    def surfaces(self) -> int:
-        return self.lanes * chip.ELEMENT_BITS[self.out_type] // 128
-
-    def body(self, *new: Register) -> list[Register]:
-        """Register writes without the tail."""
-        p, (oh, ow) = self.p, self.out_size
-        bits = chip.ELEMENT_BITS[p]
-        mode = ConvMode.DEPTHWISE if self.depthwise else ConvMode.DIRECT
-        kernels = 1 if self.depthwise else self.oc
-        per = self.k[0] * self.k[1] * self.ic * bits // 8
-        entries = -(-self.w * self.ic * bits // 512) + self.w
-        dpu_type = Precision.FP32 if p is Precision.TF32 else p
-        channels = layout.align(self.ic if self.depthwise else self.oc, self.lanes)
-        n = self.surfaces
-        narrow = self.out_type is Precision.FP16
-        return replace(
-            [
-                dpu.S_POINTER(**PING_PONG),
-                dpu_rdma.RDMA_S_POINTER(**PING_PONG),
-                cna.CONV_CON1(conv_mode=mode, in_precision=p, proc_precision=p),
-                cna.CONV_CON2(feature_grains=min(self.h + 1, 1023)),
-                cna.CONV_CON3(
-                    conv_x_stride=self.stride[1],
-                    conv_y_stride=self.stride[0],
-                    atrous_x_dilation=self.dilation[1],
-                    atrous_y_dilation=self.dilation[0],
-                ),
-                cna.DATA_SIZE0(datain_width=self.w, datain_height=self.h),
-                cna.DATA_SIZE1(datain_channel=self.ic, datain_channel_real=self.ic),
-                cna.DATA_SIZE2(dataout_width=ow),
-                cna.DATA_SIZE3(dataout_atomics=ow * oh),
-                cna.WEIGHT_SIZE0(weight_bytes=per * kernels),
-                cna.WEIGHT_SIZE1(weight_bytes_per_kernel=per),
-                cna.WEIGHT_SIZE2(
-                    weight_width=self.k[1], weight_height=self.k[0], weight_kernels=kernels
-                ),
-                cna.CBUF_CON0(data_bank=6, weight_bank=6),
-                cna.CBUF_CON1(data_entries=entries),
-                cna.CVT_CON0(cvt_bypass=1, cvt_type=1, data_sign=1),
-                cna.PAD_CON0(pad_left=self.pad[1], pad_top=self.pad[0]),
-                cna.PAD_CON1(),
-                cna.FEATURE_DATA_ADDR(feature_base_addr=X),
-                cna.DMA_CON1(line_stride=4 * self.w),
-                cna.DMA_CON2(surf_stride=self.w * (self.h - 4)),
-                cna.FC_DATA_SIZE0(dma_height=self.h, dma_width=self.w),
-                cna.FC_DATA_SIZE1(dma_channel=self.ic),
-                cna.DCOMP_ADDR0(decompress_addr0=W),
-                core.MISC_CFG(qd_en=1, dw_en=int(self.depthwise), proc_precision=p),
-                core.DATAOUT_SIZE_0(dataout_width=ow, dataout_height=oh),
-                core.DATAOUT_SIZE_1(dataout_channel=channels),
-                core.CLIP_TRUNCATE(),
-                dpu.FEATURE_MODE_CFG(output_mode=2, conv_mode=mode, burst_len=15),
-                dpu.DATA_FORMAT(
-                    proc_precision=dpu_type, in_precision=dpu_type, out_precision=self.out_type
-                ),
-                dpu.DST_BASE_ADDR(dst_base_addr=Y),
-                dpu.DST_SURF_STRIDE(dst_surf_stride=oh * ow),
-                dpu.DATA_CUBE_WIDTH(width=ow),
-                dpu.DATA_CUBE_HEIGHT(height=oh),
-                dpu.DATA_CUBE_NOTCH_ADDR(),
-                dpu.DATA_CUBE_CHANNEL(channel=channels, orig_channel=channels),
-                dpu.BS_CFG(bs_bypass=1),
-                dpu.BS_OW_CFG(od_bypass=1, size_e_0=n - 1, size_e_1=n - 1, size_e_2=n - 1),
-                dpu.WDMA_SIZE_0(channel_wdma=channels),
-                dpu.WDMA_SIZE_1(width_wdma=ow, height_wdma=oh),
-                dpu.BN_CFG(bn_bypass=1),
-                dpu.EW_CFG(ew_bypass=1),
-                dpu.OUT_CVT_SCALE(out_cvt_scale=1, fp32tofp16_en=int(narrow)),
-                dpu.SURFACE_ADD(surf_add=n * oh * ow),
-                dpu_rdma.RDMA_DATA_CUBE_WIDTH(width=ow),
-                dpu_rdma.RDMA_DATA_CUBE_HEIGHT(height=oh),
-                dpu_rdma.RDMA_DATA_CUBE_CHANNEL(channel=channels),
-                dpu_rdma.RDMA_ERDMA_CFG(erdma_disable=1),
-                dpu_rdma.RDMA_FEATURE_MODE_CFG(
-                    conv_mode=mode, mrdma_disable=1, burst_len=15, proc_precision=p, in_precision=p
-                ),
-            ],
-            *new,
-        )
-
-    def load(self, bench: Bench, x: Array, w: Array) -> None:
-        """x [H, W, IC]; w [OC, KH, KW, IC], depthwise [C, KH, KW]."""
-        bench.put(X, layout.pack_cube(x[None], self.p))
-        if self.depthwise:
-            bench.put(W, layout.pack_depthwise_weights(w, self.p, self.ic))
-        else:
-            bench.put(W, layout.pack_weights(w, self.p, self.ic))
-
-    def result(self, bench: Bench, p: Precision | None = None) -> Array:
-        """[OH, OW, OC] from Y."""
-        oh, ow = self.out_size
-        c = self.ic if self.depthwise else self.oc
-        room = layout.align(c, self.lanes)
-        return layout.unpack_cube(bench.memory[Y:], (1, oh, ow, c), p or self.out_type, room)[0]
-
-
-def reference(conv: Conv, x: Array, w: Array, pad_value: Array | float = 0.0) -> Array:
-    """Direct or depthwise convolution in float64: [OH, OW, OC]."""
-    oh, ow = conv.out_size
-    kh, kw = conv.k
-    reach_h = (oh - 1) * conv.stride[0] + (kh - 1) * conv.dilation[0] + 1
-    reach_w = (ow - 1) * conv.stride[1] + (kw - 1) * conv.dilation[1] + 1
-    top, left = conv.pad
-    padded = np.empty((max(reach_h, top + conv.h), max(reach_w, left + conv.w), conv.ic))
-    padded[...] = pad_value
-    padded[top : top + conv.h, left : left + conv.w] = x
-    out = np.zeros((oh, ow, conv.ic if conv.depthwise else conv.oc))
-    for y in range(oh):
-        for z in range(ow):
-            for ky in range(kh):
-                for kx in range(kw):
-                    pixel = padded[
-                        y * conv.stride[0] + ky * conv.dilation[0],
-                        z * conv.stride[1] + kx * conv.dilation[1],
-                    ]
-                    tap = w.astype(np.float64)[:, ky, kx]
-                    out[y, z] += pixel * tap if conv.depthwise else tap @ pixel
-    return out
-
-
-def flying(
-    p: Precision, atoms: int, *new: Register, surfaces: int = 1, out: Precision | None = None
-) -> list[Register]:
-    """Memory to memory through the DPU: ``surfaces`` surfaces of ``atoms`` pixels."""
-    channels = surfaces * chip.elements_per_atom(p)
-    out = p if out is None else out
-    f = p is Precision.FP16
-    n = chip.elements_per_atom(p) * chip.ELEMENT_BITS[out] // 128
-    return replace(
-        [
-            dpu.S_POINTER(**PING_PONG),
-            dpu_rdma.RDMA_S_POINTER(**PING_PONG),
-            dpu.FEATURE_MODE_CFG(flying_mode=1, output_mode=2, burst_len=15),
-            dpu.DATA_FORMAT(proc_precision=p, in_precision=p, out_precision=out),
-            dpu.DST_BASE_ADDR(dst_base_addr=Y),
-            dpu.DST_SURF_STRIDE(dst_surf_stride=atoms),
-            dpu.DATA_CUBE_WIDTH(width=atoms),
-            dpu.DATA_CUBE_HEIGHT(height=1),
-            dpu.DATA_CUBE_NOTCH_ADDR(),
-            dpu.DATA_CUBE_CHANNEL(channel=channels, orig_channel=channels),
-            dpu.BS_CFG(bs_bypass=1),
-            dpu.BS_OW_CFG(od_bypass=1, size_e_0=n - 1, size_e_1=n - 1, size_e_2=n - 1),
-            dpu.WDMA_SIZE_0(channel_wdma=channels),
-            dpu.WDMA_SIZE_1(width_wdma=atoms, height_wdma=1),
-            dpu.BN_CFG(bn_bypass=1),
-            dpu.EW_CFG(ew_bypass=1),
-            dpu.OUT_CVT_OFFSET(),
-            dpu.OUT_CVT_SCALE(out_cvt_scale=1, fp32tofp16_en=int(out is Precision.FP16)),
-            dpu.OUT_CVT_SHIFT(),
-            dpu.SURFACE_ADD(surf_add=n * atoms),
-            dpu_rdma.RDMA_DATA_CUBE_WIDTH(width=atoms),
-            dpu_rdma.RDMA_DATA_CUBE_HEIGHT(height=1),
-            dpu_rdma.RDMA_DATA_CUBE_CHANNEL(channel=channels),
-            dpu_rdma.RDMA_SRC_BASE_ADDR(src_base_addr=X),
-            dpu_rdma.RDMA_ERDMA_CFG(erdma_disable=1),
-            dpu_rdma.RDMA_EW_BASE_ADDR(ew_base_addr=EW),
-            dpu_rdma.RDMA_EW_SURF_STRIDE(ew_surf_stride=atoms),
-            dpu_rdma.RDMA_FEATURE_MODE_CFG(
-                flying_mode=1, mrdma_fp16tofp32_en=int(f), proc_precision=p, in_precision=p
-            ),
-        ],
-        *new,
-    )
-
-
-def pool(
-    p: Precision,
-    size: tuple[int, int],
-    out: tuple[int, int],
-    *new: Register,
-    surfaces: int = 1,
-) -> list[Register]:
-    """Cube at X to Y; pass POOLING_KERNEL_CFG and the rest in ``new``."""
-    channels = surfaces * chip.elements_per_atom(p)
-    return replace(
-        [
-            ppu.S_POINTER(**PING_PONG),
-            ppu_rdma.RDMA_S_POINTER(**PING_PONG),
-            ppu.DATA_CUBE_IN_WIDTH(cube_in_width=size[1]),
-            ppu.DATA_CUBE_IN_HEIGHT(cube_in_height=size[0]),
-            ppu.DATA_CUBE_IN_CHANNEL(cube_in_channel=channels),
-            ppu.DATA_CUBE_OUT_WIDTH(cube_out_width=out[1]),
-            ppu.DATA_CUBE_OUT_HEIGHT(cube_out_height=out[0]),
-            ppu.DATA_CUBE_OUT_CHANNEL(cube_out_channel=channels),
-            ppu.OPERATION_MODE_CFG(flying_mode=1),
-            ppu.DST_BASE_ADDR(dst_base_addr=Y),
-            ppu.DST_SURF_STRIDE(dst_surf_stride=out[0] * out[1]),
-            ppu.DATA_FORMAT(proc_precision=p, index_add=out[0] * out[1]),
-            ppu_rdma.RDMA_CUBE_IN_WIDTH(cube_in_width=size[1]),
-            ppu_rdma.RDMA_CUBE_IN_HEIGHT(cube_in_height=size[0]),
-            ppu_rdma.RDMA_CUBE_IN_CHANNEL(cube_in_channel=channels),
-            ppu_rdma.RDMA_SRC_BASE_ADDR(src_base_addr=X),
-            ppu_rdma.RDMA_SRC_LINE_STRIDE(src_line_stride=size[1]),
-            ppu_rdma.RDMA_SRC_SURF_STRIDE(src_surf_stride=size[0] * size[1]),
-            ppu_rdma.RDMA_DATA_FORMAT(in_precision=1 if p is Precision.INT8 else 2),
-        ],
-        *new,
-    )

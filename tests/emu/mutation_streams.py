@@ -40,16 +40,21 @@ def own_streams() -> Iterator[tuple[str, Capture]]:
     for name, tasks, weights in _all():
         bench = Bench()
         rng = np.random.default_rng(len(name))
-        operands = rng.integers(0, 256, 0x80000).astype(np.uint8)
-        halves = rng.normal(0, 2, 0x20000).astype(np.float16)
-        bench.put(X, halves if "fp16" in name else operands[: 2 * halves.size])
-        bench.put(W, halves if weights is None and "fp16" in name else operands[:0x40000])
-        if weights is not None:
-            bench.put(W, weights)
-        bench.put(OPERANDS, halves[:0x2000] if "fp16" in name else operands[:0x4000])
-        bench.put(EW, halves[0x8000:0x10000] if "fp16" in name else operands[0x40000:0x50000])
+        operands = _operands(name, rng)
+        bench.put(X, operands[:0x40000])
+        bench.put(W, operands[:0x40000] if weights is None else weights)
+        bench.put(OPERANDS, operands[:0x4000])
+        bench.put(EW, operands[0x10000:0x20000])
         placed = bench.place(*tasks)
         yield name, Capture(placed, [Buffer(0, 3, 0, bench.memory)], CHAINED)
+
+
+def _operands(name: str, rng: np.random.Generator) -> np.ndarray:
+    """Bytes of the element type that the name opens with; any byte will do for integers."""
+    if name.startswith(("fp16", "tf32")):
+        real = rng.normal(0, 2, 0x20000)
+        return real.astype(np.float32 if name.startswith("tf32") else np.float16).view(np.uint8)
+    return rng.integers(0, 256, 0x40000).astype(np.uint8)
 
 
 def _all() -> Iterable[tuple[str, Tasks, np.ndarray | None]]:
@@ -58,27 +63,44 @@ def _all() -> Iterable[tuple[str, Tasks, np.ndarray | None]]:
     yield "packed int8", [(_packed(), CONV)], None
     yield from _compressed()
     yield "fp16 weights in 10 banks", [(_ten_banks(), CONV)], None
-    yield "deconv fp16", [(_deconv(), CONV)], None
+    yield "fp16 deconv", [(_deconv(), CONV)], None
     yield (
         "grouped rows int8",
         [(Conv(P.INT8, 9, 5, 32, 64, (3, 2), (2, 1), (1, 1)).body(), CONV)],
         None,
     )
     yield "int8 truncated", [(_truncated(), CONV)], None
+    yield "int8 through one bank", [(_streamed(), CONV)], None
+    yield "tf32 padded", [(_padded(), CONV)], None
     yield "int8 requantized", [(_requantized(), CONV)], None
     yield "fp16 bias and prelu", [(_stages(), FLYING)], None
     yield "fp16 clipped", [(_clipped(), FLYING)], None
-    yield "int8 products", [(_int_products(), FLYING)], None
+    yield "int8 products", [(_int_products(0), FLYING)], None
+    yield "int8 products of negatives", [(_int_products(1), FLYING)], None
     yield "int16 maxima", [(_int_maxima(), FLYING)], None
     yield "fp16 constant", [(_constant(), FLYING)], None
     yield "fp16 per channel", [(_per_channel(), FLYING)], None
     yield "int16 transposed", [(_transposed(), FLYING)], None
     yield "fp16 table", [(_table(), FLYING)], None
+    yield "int16 table", [(_int_table(), FLYING)], None
+    yield "int16 table, LO below LE", [(_swapped_table(), FLYING)], None
+    yield (
+        "int8 BS ceiling",
+        [(_ceilings(dpu.BS_RELUX_CMP_VALUE(bs_relux_cmp_dat=40)), FLYING)],
+        None,
+    )
+    yield (
+        "int8 BN ceiling",
+        [(_ceilings(dpu.BN_RELUX_CMP_VALUE(bn_relux_cmp_dat=40)), FLYING)],
+        None,
+    )
     yield "fp16 notches", [(_notches(), FLYING)], None
     yield "int8 averages", [(_averages(P.INT8), POOL)], None
     yield "fp16 averages", [(_averages(P.FP16), POOL)], None
     yield "int8 pools in a chain", _pools(), None
     yield "int8 copies in a chain", _copies(), None
+    yield "int8 copy without ping-pong", [(_one_group(flying(P.INT8, 5)), FLYING)], None
+    yield "int8 pool without ping-pong", [(_one_group(_averages(P.INT8)), POOL)], None
     yield "int8 conv in a chain", _convolutions(), None
 
 
@@ -133,6 +155,18 @@ def _deconv() -> list[Register]:
 
 def _truncated() -> list[Register]:
     return Conv(P.INT8, 4, 4, 32, 32).body(core.CLIP_TRUNCATE(clip_truncate=1))
+
+
+def _padded() -> list[Register]:
+    conv = Conv(P.TF32, 3, 3, 16, 16, (3, 3), pad=(1, 1))
+    return conv.body(cna.PAD_CON1(pad_value=f32(1.5)))
+
+
+def _streamed() -> list[Register]:
+    """A tile that its bank does not hold, with as many grains as it does: 8 rows of 4 KiB."""
+    return Conv(P.INT8, 12, 32, 64, 32).body(
+        cna.CBUF_CON0(data_bank=1, weight_bank=11), cna.CONV_CON2(feature_grains=8)
+    )
 
 
 def _requantized() -> list[Register]:
@@ -201,14 +235,14 @@ def _constant() -> list[Register]:
     return flying(P.FP16, 16, dpu.EW_CFG(ew_lut_bypass=1, ew_alu_algo=Algo.MAX), *constants(0.777))
 
 
-def _int_products() -> list[Register]:
+def _int_products(prelu: int) -> list[Register]:
     """EW: operand converted, then product shifted by its sign; output with ties away from zero."""
     return flying(
         P.INT8,
         24,
         dpu.DATA_FORMAT(ew_truncate_neg=3),
         dpu.EW_CFG(
-            ew_op_type=1, edata_size=1, ew_mul_prelu=0, ew_cvt_type=1, ew_cvt_round=1, **ALU
+            ew_op_type=1, edata_size=1, ew_mul_prelu=prelu, ew_cvt_type=1, ew_cvt_round=1, **ALU
         ),
         dpu.EW_CVT_OFFSET_VALUE(ew_op_cvt_offset=-5),
         dpu.EW_CVT_SCALE_VALUE(ew_op_cvt_scale=3, ew_op_cvt_shift=1, ew_truncate=2),
@@ -292,6 +326,78 @@ def _table() -> list[Register]:
             dpu.OUT_CVT_SHIFT(minus_exp=15, cvt_type=1),
         ),
     ]
+
+
+ENTRIES = np.random.default_rng(1).integers(-9000, 9000, (2, 513))
+
+
+def _int_tables(*new: Register) -> list[Register]:
+    """Random tables, every code seen; slopes that no end cuts off."""
+    writes: list[Register] = []
+    for table in range(2):
+        writes.append(dpu.LUT_ACCESS_CFG(lut_access_type=1, lut_table_id=table))
+        writes += [dpu.LUT_ACCESS_DATA.decode(int(v) & 0xFFFF) for v in ENTRIES[table]]
+    body = flying(
+        P.INT16,
+        256,
+        dpu.EW_CFG(ew_op_cvt_bypass=1, ew_relu_bypass=1),
+        dpu.LUT_INFO(lut_le_index_select=4, lut_lo_index_select=4),
+        *new,
+    )
+    return [*writes, *body]
+
+
+def _int_table() -> list[Register]:
+    """LE below 0 and LO above, as every stream has them."""
+    return _int_tables(
+        dpu.LUT_CFG(lut_lo_le_mux=2, lut_oflow_priority=1, lut_hybrid_priority=1),
+        dpu.LUT_LE_START(lut_le_start=-8192),
+        dpu.LUT_LE_END(),
+        dpu.LUT_LO_START(),
+        dpu.LUT_LO_END(lut_lo_end=8192),
+        dpu.LUT_LE_SLOPE_SCALE(lut_le_slope_uflow_scale=13107),
+        dpu.LUT_LE_SLOPE_SHIFT(lut_le_slope_uflow_shift=15),
+        dpu.LUT_LO_SLOPE_SCALE(lut_lo_slope_oflow_scale=-13107),
+        dpu.LUT_LO_SLOPE_SHIFT(lut_lo_slope_oflow_shift=15),
+    )
+
+
+def _swapped_table() -> list[Register]:
+    """LO below and LE above, overlapping: the slopes and priorities that `_int_table` rests."""
+    return _int_tables(
+        dpu.LUT_CFG(lut_lo_le_mux=2, lut_uflow_priority=1),
+        dpu.LUT_LO_START(lut_lo_start=-8192),
+        dpu.LUT_LO_END(),
+        dpu.LUT_LE_START(lut_le_start=-1024),
+        dpu.LUT_LE_END(lut_le_end=7168),
+        dpu.LUT_LO_SLOPE_SCALE(lut_lo_slope_uflow_scale=13107),
+        dpu.LUT_LO_SLOPE_SHIFT(lut_lo_slope_uflow_shift=15),
+        dpu.LUT_LE_SLOPE_SCALE(lut_le_slope_oflow_scale=-13107),
+        dpu.LUT_LE_SLOPE_SHIFT(lut_le_slope_oflow_shift=15),
+    )
+
+
+def _ceilings(ceiling: Register) -> list[Register]:
+    """Constants and a ceiling in the integer pipeline, where each bit of them counts."""
+    bs = isinstance(ceiling, dpu.BS_RELUX_CMP_VALUE)
+    return flying(
+        P.INT8,
+        64,
+        dpu.BS_CFG(bs_alu_algo=Algo.ADD, bs_mul_bypass=1, bs_relu_bypass=1, bs_relux_en=int(bs)),
+        dpu.BS_ALU_CFG(bs_alu_operand=9),
+        dpu.BN_CFG(
+            bn_alu_algo=Algo.ADD, bn_mul_bypass=1, bn_relu_bypass=1, bn_relux_en=int(not bs)
+        ),
+        dpu.BN_ALU_CFG(bn_alu_operand=-3 & 0xFFFF_FFFF),
+        ceiling,
+        out=P.INT32,
+    )
+
+
+def _one_group(body: list[Register]) -> list[Register]:
+    """``body`` with ping-pong off: the pointer bit says which group is written."""
+    pointers = [r for r in body if type(r).__name__.endswith("S_POINTER")]
+    return replace(body, *(type(r)() for r in pointers))
 
 
 def _notches() -> list[Register]:

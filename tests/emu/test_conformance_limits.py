@@ -270,7 +270,7 @@ LIMITS = [
         flies(),
         flies(dpu.DATA_CUBE_CHANNEL(channel=8, orig_channel=7)),
         "dpu.orig_channel",
-        GARBAGE,
+        LITERAL,
         FLYING,
     ),
     Limit(
@@ -600,6 +600,99 @@ def test_a_hung_task_keeps_what_came_before_it() -> None:
     assert (bench.memory[Y + 0x4000 : Y + 0xC000] == 0xEE).all()
     again = bench.run((INT8.body(), CONV))
     assert [v.rule for v in again.violations] == ["pc.wedged"]
+
+
+LOST = 0x4000_0000  # nothing is mapped there
+BIAS = [
+    dpu.BS_CFG(bs_alu_src=1, bs_alu_algo=Algo.ADD, bs_mul_bypass=1, bs_relu_bypass=1),
+    dpu_rdma.RDMA_BRDMA_CFG(brdma_data_use=1),
+    dpu_rdma.RDMA_BS_BASE_ADDR(bs_base_addr=LOST),
+]
+SCALE = [
+    dpu.BN_CFG(bn_alu_bypass=1, bn_relu_bypass=1),
+    dpu.BN_MUL_CFG(bn_mul_src=1),
+    dpu_rdma.RDMA_NRDMA_CFG(nrdma_data_use=4),
+    dpu_rdma.RDMA_BN_BASE_ADDR(bn_base_addr=LOST),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "units", "unit", "write"),
+    [
+        (INT8.body(cna.FEATURE_DATA_ADDR(feature_base_addr=LOST)), CONV, "CNA", False),
+        (INT8.body(cna.DCOMP_ADDR0(decompress_addr0=LOST)), CONV, "CNA", False),
+        (INT8.body(*BIAS), CONV, "DPU_RDMA", False),
+        (flying(P.FP16, 4, *SCALE), FLYING, "DPU_RDMA", False),
+        (flies(dpu_rdma.RDMA_SRC_BASE_ADDR(src_base_addr=LOST)), FLYING, "DPU_RDMA", False),
+        (flies(dpu_rdma.RDMA_EW_BASE_ADDR(ew_base_addr=LOST)), FLYING, "DPU_RDMA", False),
+        (pools(ppu_rdma.RDMA_SRC_BASE_ADDR(src_base_addr=LOST)), POOL, "PPU_RDMA", False),
+        (INT8.body(dpu.DST_BASE_ADDR(dst_base_addr=LOST)), CONV, "DPU", True),
+        (flies(dpu.DST_BASE_ADDR(dst_base_addr=LOST)), FLYING, "DPU", True),
+        (pools(ppu.DST_BASE_ADDR(dst_base_addr=LOST)), POOL, "PPU", True),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_each_stream_that_leaves_its_memory_raises_a_dma_error(
+    body: Body, units: int, unit: str, write: bool, strict: bool
+) -> None:
+    """Bit 12 reads, bit 13 writes, at once and whatever else the task had to do (A.0)."""
+    bench = loaded(strict)
+    r = bench.run((body, units), mask=0x1FFFF)
+    assert r.fault is not None
+    assert (r.fault.unit, r.fault.iova, r.fault.write) == (unit, LOST, write)
+    assert r.interrupt_raw == (0x2000 if write else 0x1000)
+    assert r.tasks_done == 0
+    assert bench.machine.irq(0)
+    assert (bench.memory[Y:] == 0xEE).all()
+
+
+def test_a_table_has_513_entries() -> None:
+    """One more write changes neither table; the next LUT_ACCESS_CFG starts afresh."""
+    bench = loaded(True)
+    write = bench.machine.write_register
+    for table in range(2):
+        cfg = dpu.LUT_ACCESS_CFG(lut_access_type=1, lut_table_id=table)
+        write(0, dpu.LUT_ACCESS_CFG.address, cfg.word)
+        for i in range(514):
+            write(0, dpu.LUT_ACCESS_DATA.address, 1000 * table + i)
+    for table in range(2):
+        for at, want in ((0, 1000 * table), (512, 1000 * table + 512)):
+            cfg = dpu.LUT_ACCESS_CFG(lut_table_id=table, lut_addr=at)
+            write(0, dpu.LUT_ACCESS_CFG.address, cfg.word)
+            assert bench.machine.read_register(0, dpu.LUT_ACCESS_DATA.address) == want
+
+
+@pytest.mark.parametrize("low", [8, 15])
+def test_a_list_starts_at_16_bytes(low: int) -> None:
+    """BASE_ADDRESS drops bits 3:0 (register notes A.3)."""
+    outs = []
+    for extra in (0, low):
+        bench = loaded(True)
+        ((at, words),) = bench.place((INT8.body(), CONV))
+        assert bench.machine.run(0, bench.space, at + extra, words).completed
+        outs.append(bench.memory[Y:].copy())
+    np.testing.assert_array_equal(*outs)
+
+
+@pytest.mark.parametrize(("m", "k", "banks"), [(384, 384, 9), (234, 768, 11)])
+def test_one_row_more_than_the_data_banks_hold_is_streamed(m: int, k: int, banks: int) -> None:
+    """Peer notes 2.6: matrices of fp16 that filled 9 and 11 banks on a board."""
+    row = 2 * k
+    assert -(-m * row // chip.CBUF_BANK_BYTES) == banks
+    most = banks * chip.CBUF_BANK_BYTES // row
+    for rows, rules in ((most, []), (most + 1, ["cbuf.tile"])):
+        conv = Conv(P.FP16, rows, 1, k, 16)
+        bench = Bench(memory=np.zeros(0x200000, np.uint8))
+        bench.put(0x100000, np.zeros(0x80000, np.uint8))
+        body = conv.body(
+            cna.CBUF_CON0(data_bank=banks, weight_bank=12 - banks),
+            cna.CBUF_CON1(data_entries=row // chip.CBUF_ENTRY_BYTES),
+            cna.CONV_CON2(feature_grains=8),
+            cna.FEATURE_DATA_ADDR(feature_base_addr=0x100000),
+        )
+        r = bench.run((body, CONV))
+        assert r.completed
+        assert [v.rule for v in r.warnings] == rules
 
 
 def test_task_number_has_12_bits() -> None:

@@ -416,7 +416,8 @@ def test_size_e_too_small_leaves_surfaces_unwritten_and_too_large_hangs() -> Non
         (cna.FC_CON0(fc_skip_en=1), "cna.zero_skip"),
         (dpu.OFFSET_PEND(offset_pend=1), "dpu.offset_pend"),
         (dpu_rdma.RDMA_FEATURE_MODE_CFG(), "dpu_rdma.mrdma_trap"),
-        (dpu.FEATURE_MODE_CFG(output_mode=3), "dpu.output_mode"),
+        (dpu.FEATURE_MODE_CFG(output_mode=0), "dpu.output_mode"),
+        (dpu.FEATURE_MODE_CFG(output_mode=3), "start.incomplete"),
     ],
 )
 def test_each_broken_rule_has_its_name(register: object, rule: str) -> None:
@@ -433,7 +434,9 @@ def test_rows_under_the_kernel_must_fit_and_a_long_tile_may_stream() -> None:
     conv = Conv(P.INT8, 40, 32, 64, 32, (3, 3))
     bench = Bench()
     conv.load(bench, *operands(conv))
-    streams = bench.run((conv.body(cna.CBUF_CON0(data_bank=1, weight_bank=11)), CONV))
+    grains = cna.CONV_CON2(feature_grains=8)  # rows that the bank holds
+    narrow = conv.body(cna.CBUF_CON0(data_bank=1, weight_bank=11), grains)
+    streams = bench.run((narrow, CONV))
     assert [v.rule for v in streams.warnings] == ["cbuf.tile"]
     np.testing.assert_array_equal(conv.result(bench), expected(conv))
     wide = conv.body(cna.CBUF_CON1(data_entries=512))  # a row per bank, three rows needed

@@ -37,6 +37,8 @@ MIN_NORMAL = 2.0**-14
 VECTORS = {
     # one product of subnormals: 2**-48 = exponent 127-48 = 79 -> 79 << 23
     "smallest product": ({0: (SUB, SUB)}, 32, 0x27800000),
+    # 32 of them fill a group: 2**-43
+    "32 smallest products": (dict.fromkeys(range(32), (SUB, SUB)), 32, (127 - 43) << 23),
     # 1023 * 2**-24 squared = 1046529 * 2**-48; 1046529 = 1.99612...*2**19 -> exponent 98,
     # mantissa (1046529 - 2**19) << 4 = 522241 << 4 = 0x7F8010
     "largest subnormal squared": ({0: (1023 * SUB, 1023 * SUB)}, 32, 98 << 23 | 0x7F8010),

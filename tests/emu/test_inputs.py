@@ -39,7 +39,7 @@ def packed_body(conv: Conv, channels: int, line_px: int, *new: Register) -> list
     )
 
 
-@pytest.mark.parametrize("p", [P.INT8, P.FP16, P.BF16])
+@pytest.mark.parametrize("p", [P.INT8, P.INT16, P.FP16, P.BF16])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_packed_pixels_lie_side_by_side(p: Precision, channels: int) -> None:
     """NHWC in memory, LINE_STRIDE in pixels, other lanes zero."""

@@ -29,9 +29,14 @@ def fp32_of(value: Fraction) -> np.float32:
 
 
 def group(x: list[float], w: list[float], *, half: bool = True) -> np.float32:
-    a, b = np.array([x], np.float64), np.array([w], np.float64).T
-    norms = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=0)
-    return numerics.exact_group(a, b, *norms, proven=False, half=half)[0, 0]
+    results = [
+        numerics.exact_group(
+            *(numerics.rows_of(np.array([v], np.float64), spanned) for v in (x, w)), half=half
+        )
+        for spanned in (False, True)
+    ]
+    np.testing.assert_array_equal(*results)
+    return results[0][0, 0]
 
 
 @pytest.mark.parametrize(
@@ -92,10 +97,11 @@ def test_matrix_equals_row_by_row_exact_sums() -> None:
     x = (rng.standard_normal((50, 32)) * 4.0 ** rng.integers(-8, 6, (50, 32))).astype(np.float16)
     w = (rng.standard_normal((32, 40)) * 4.0 ** rng.integers(-8, 6, (32, 40))).astype(np.float16)
     a, b = x.astype(np.float64), w.astype(np.float64)
-    norms = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=0)
-    got = numerics.exact_group(a, b, *norms, proven=False, half=True)
     want = numerics.exact_sums((a[:, :, None] * b[None]).transpose(0, 2, 1).reshape(-1, 32))
-    np.testing.assert_array_equal(got.reshape(-1), want)
+    for spanned in (False, True):
+        rows = numerics.rows_of(a, spanned), numerics.rows_of(b.T, spanned)
+        got = numerics.exact_group(*rows, half=True)
+        np.testing.assert_array_equal(got.reshape(-1), want)
 
 
 def test_infinities_and_nan_pass_through_a_group() -> None:
@@ -107,19 +113,35 @@ def test_infinities_and_nan_pass_through_a_group() -> None:
     assert np.isnan(group([inf, 1], [0, 1]))
 
 
-@given(
-    st.lists(st.integers(-(2**11), 2**11), min_size=1, max_size=8),
-    st.lists(st.integers(-(2**11), 2**11), min_size=1, max_size=8),
-    st.integers(-24, 4),
-)
-def test_exact_by_size_never_claims_too_much(a: list[int], b: list[int], e: int) -> None:
-    x, w = np.array(a) * 2.0**e, np.array(b) * 2.0**e
-    k = 32
-    if numerics.exact_by_size(x, w, k, 2.0**24):
-        steps = [Fraction(i * j) for i in a for j in b if i * j]
-        if steps:
-            quantum = min(s.numerator & -s.numerator for s in steps)
-            assert k * max(abs(s) for s in steps) / quantum < 2**53
+wide_floats = st.tuples(st.integers(-(2**11), 2**11), st.integers(-60, 60))
+
+
+@given(st.lists(st.tuples(wide_floats, wide_floats), min_size=1, max_size=8))
+def test_spans_never_claim_too_much(pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+    """Below EXACT every sum of any of the products, in any order, is one of float64."""
+    x, w = (np.array([[m * 2.0**e for m, e in side]]) for side in zip(*pairs, strict=True))
+    (a,), (b,) = (numerics.rows_of(v, True).spans for v in (x, w))
+    products = [Fraction(p) * Fraction(q) for p, q in zip(x[0], w[0], strict=True)]
+    if a * b < numerics.EXACT and any(products):
+        quantum = min(
+            Fraction(1, p.denominator) * (p.numerator & -p.numerator) for p in products if p
+        )
+        assert sum(map(abs, products)) / quantum < 2**53
+
+
+def test_spans_of_common_data_are_small() -> None:
+    """bf16 and fp16 noise is summed without a check; what float64 cannot hold is not."""
+    rng = np.random.default_rng(4)
+    noise = rng.standard_normal((64, 32)).astype(np.float32)
+    bf16 = (noise.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.float64)
+    fp16 = noise.astype(np.float16).astype(np.float64)
+    for values in (bf16, fp16):
+        spans = numerics.rows_of(values, True).spans
+        assert spans is not None and spans.max() ** 2 < numerics.EXACT
+    edge = numerics.rows_of(np.array([[1.0, 2.0**-70], [0, 0]]), True).spans
+    assert edge is not None and edge[0] == np.inf and edge[1] == 0
+    infinite = numerics.rows_of(np.array([[np.inf, 1.0]]), True).spans
+    assert infinite is not None and infinite[0] == np.inf
 
 
 @pytest.mark.parametrize("shift", [1, 2, 7, 31, 47, 63])

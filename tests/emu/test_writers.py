@@ -164,11 +164,21 @@ def test_modes_that_nobody_decoded_are_refused(change: Register) -> None:
         Bench().run((flying(P.FP16, 4, change), FLYING))
 
 
-@pytest.mark.parametrize("mode", [0, 1, 3])
-def test_output_to_the_ppu_is_refused(mode: int) -> None:
-    body = flying(P.FP16, 4, dpu.FEATURE_MODE_CFG(flying_mode=1, output_mode=mode))
+def test_output_to_nowhere_is_refused() -> None:
+    body = flying(P.FP16, 4, dpu.FEATURE_MODE_CFG(flying_mode=1, output_mode=0))
     with pytest.raises(ViolationError, match="dpu.output_mode"):
         Bench().run((body, FLYING))
+
+
+@pytest.mark.parametrize("mode", [1, 3])
+def test_output_to_a_ppu_that_is_not_started_waits_for_ever(mode: int) -> None:
+    body = flying(P.FP16, 4, dpu.FEATURE_MODE_CFG(flying_mode=1, output_mode=mode))
+    bench = Bench.of(strict=False)
+    bench.memory[Y:] = 0xEE
+    r = bench.run((body, FLYING))
+    assert [v.rule for v in r.violations] == ["start.incomplete"]
+    assert not r.completed
+    assert (bench.memory[Y:] == 0xEE).all()
 
 
 def test_unpooling_is_refused() -> None:

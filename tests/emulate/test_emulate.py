@@ -114,6 +114,16 @@ def test_a_node_is_a_file_like_others(run: Run) -> None:
     assert passed(run("./files", "rocket.bin"))
 
 
+def test_an_npu_is_found_and_mapped_as_on_a_board(run: Run) -> None:
+    done = run("./nodes")
+    assert passed(done) and done.stderr == ""
+
+
+def test_buffers_are_shared_between_files_and_processes(run: Run) -> None:
+    done = run("./sharing", "vendor.bin")
+    assert passed(done) and "1 of 2 jobs did not end" in done.stderr
+
+
 def test_the_vendor_abi(run: Run) -> None:
     done = run("./vendor", "vendor.bin", options=("--abi", "rknpu"))
     assert passed(done) and "jobs did not end" in done.stderr
@@ -159,13 +169,13 @@ for name in ("rocket", "rknpu"):
 )
 def test_arm64_programs_run_under_qemu_user(run: Run, folder: Path) -> None:
     root = Path("/usr/aarch64-linux-gnu")
-    for name in ("rocket_jobs", "rocket_deadlines", "vendor"):
+    for name in ("rocket_jobs", "rocket_deadlines", "nodes", "sharing", "vendor"):
         program = folder / f"{name}.arm64"
         subprocess.run([ARM_CC, "-pthread", "-o", program, HERE / f"{name}.c"], check=True)
     qemu = f"qemu-aarch64 -L {root} ./"
     script = (
-        f"{qemu}rocket_jobs.arm64 rocket.bin 2 2 2 && {qemu}rocket_deadlines.arm64 && "
-        f"{qemu}vendor.arm64 vendor.bin"
+        f"{qemu}sharing.arm64 vendor.bin && {qemu}rocket_jobs.arm64 rocket.bin 2 2 2 && "
+        f"{qemu}rocket_deadlines.arm64 && {qemu}nodes.arm64 && {qemu}vendor.arm64 vendor.bin"
     )
     assert passed(run("sh", "-c", script, options=("--cc", ARM_CC)))
 

@@ -1,14 +1,17 @@
-"""Quantized TFLite models, written with the schema that the ai-edge-litert package ships."""
+"""Quantized TFLite models, written with the schema that the ai-edge-litert package ships.
+
+`tests.teflon.run` loads the schema from the arm64 root, as the module ``tflite_schema``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import flatbuffers
 import numpy as np
 import numpy.typing as npt
-from ai_edge_litert import schema_py_generated as schema
+import tflite_schema as schema
 
 Array = npt.NDArray[Any]
 
@@ -23,38 +26,54 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Conv:
-    """One convolution; depthwise when ``depthwise``.  Weights are random uint8."""
+    """One convolution with its numbers."""
 
-    kernel: int
-    out_channels: int
+    w: Array  # [OC, K, K, IC], depthwise [C, K, K]; uint8
+    bias: Array  # [OC] int32
+    weights: Quantized
+    output: Quantized
     stride: int = 1
     same: bool = True
     depthwise: bool = False
-    weights: Quantized = Quantized(0.02, 120)
-    output: Quantized = Quantized(0.4, 128)
+
+    @property
+    def kernel(self) -> int:
+        return int(self.w.shape[1])
+
+    @property
+    def out_channels(self) -> int:
+        return int(self.w.shape[0])
+
+    def pads(self, size: int) -> tuple[int, int]:
+        """(before, after) on both axes, as TFLite pads."""
+        total = max(0, (self.out_size(size) - 1) * self.stride + self.kernel - size)
+        return (total // 2, total - total // 2) if self.same else (0, 0)
+
+    def out_size(self, size: int) -> int:
+        return -(-(size if self.same else size - self.kernel + 1) // self.stride)
 
 
 @dataclass(frozen=True)
 class Net:
-    """Convolutions in a row; ``residual`` adds the input of the last one to its output."""
+    """Convolutions in a row; ``add``: the input of convolution ``residual`` is added at the end."""
 
     name: str
     size: int
     channels: int
     input: Quantized
-    layers: tuple[Conv, ...]
-    residual: bool = False
-    seed: int = 0
+    convs: tuple[Conv, ...]
+    residual: int | None = None
+    add: Quantized = Quantized(1.0, 128)
+    x: Array = field(default_factory=lambda: np.zeros(0, np.uint8))  # [samples, H, W, C]
 
+    @property
+    def nodes(self) -> int:
+        """Operators of the file."""
+        return len(self.convs) + (self.residual is not None)
 
-@dataclass
-class Layer:
-    """What a layer computes with, for a model of its arithmetic."""
-
-    conv: Conv
-    input: Quantized
-    w: Array  # [OC, K, K, IC] or depthwise [C, K, K], uint8
-    bias: Array  # [OC] int32
+    def tensor(self, i: int) -> Quantized:
+        """Quantization of the input of convolution i."""
+        return self.convs[i - 1].output if i else self.input
 
 
 class _Builder:
@@ -78,14 +97,13 @@ class _Builder:
         name: str,
         shape: tuple[int, ...],
         kind: int,
-        scale: float,
-        zero: int,
+        q: Quantized,
         data: Array | None = None,
     ) -> int:
         t = schema.TensorT()
         t.name, t.shape, t.type = name, list(shape), kind
         t.quantization = schema.QuantizationParametersT()
-        t.quantization.scale, t.quantization.zeroPoint = [scale], [zero]
+        t.quantization.scale, t.quantization.zeroPoint = [q.scale], [q.zero]
         t.buffer = 0
         if data is not None:
             b = schema.BufferT()
@@ -104,28 +122,23 @@ class _Builder:
         self.graph.operators.append(op)
 
 
-def build(net: Net) -> tuple[bytes, list[Layer]]:
-    """(file, the layers with their numbers)."""
-    rng = np.random.default_rng(net.seed)
+def build(net: Net) -> bytes:
+    """The .tflite file."""
     b = _Builder()
     builtin, options = schema.BuiltinOperator, schema.BuiltinOptions
     conv, dw, add = (b.code(c) for c in (builtin.CONV_2D, builtin.DEPTHWISE_CONV_2D, builtin.ADD))
     uint8, int32 = schema.TensorType.UINT8, schema.TensorType.INT32
-    size, channels, q = net.size, net.channels, net.input
-    x = b.tensor("in", (1, size, size, channels), uint8, q.scale, q.zero)
-    b.graph.inputs = [x]
-    layers: list[Layer] = []
-    before = x
-    for i, layer in enumerate(net.layers):
-        k, out = layer.kernel, channels if layer.depthwise else layer.out_channels
-        shape = (1, k, k, out) if layer.depthwise else (out, k, k, channels)
-        w = rng.integers(0, 256, shape, dtype=np.uint8)
-        bias = rng.integers(-500, 500, out).astype(np.int32)
-        wt = b.tensor(f"w{i}", shape, uint8, layer.weights.scale, layer.weights.zero, w)
-        bt = b.tensor(f"b{i}", (out,), int32, q.scale * layer.weights.scale, 0, bias)
-        span = size if layer.same else size - k + 1
-        size = -(-span // layer.stride)
-        y = b.tensor(f"y{i}", (1, size, size, out), uint8, layer.output.scale, layer.output.zero)
+    size, channels = net.size, net.channels
+    tensors = [b.tensor("in", (1, size, size, channels), uint8, net.input)]
+    b.graph.inputs = [tensors[0]]
+    for i, layer in enumerate(net.convs):
+        q, out = net.tensor(i), layer.out_channels
+        w = layer.w.transpose(1, 2, 0)[np.newaxis] if layer.depthwise else layer.w
+        wt = b.tensor(f"w{i}", w.shape, uint8, layer.weights, w)
+        scale = Quantized(float(np.float32(q.scale) * np.float32(layer.weights.scale)), 0)
+        bt = b.tensor(f"b{i}", (out,), int32, scale, layer.bias)
+        size = layer.out_size(size)
+        y = b.tensor(f"y{i}", (1, size, size, out), uint8, layer.output)
         opts = schema.DepthwiseConv2DOptionsT() if layer.depthwise else schema.Conv2DOptionsT()
         if layer.depthwise:
             opts.depthMultiplier = 1
@@ -133,16 +146,16 @@ def build(net: Net) -> tuple[bytes, list[Layer]]:
         opts.strideW = opts.strideH = layer.stride
         opts.dilationWFactor = opts.dilationHFactor = 1
         kind = options.DepthwiseConv2DOptions if layer.depthwise else options.Conv2DOptions
-        b.operator(dw if layer.depthwise else conv, [x, wt, bt], [y], kind, opts)
-        layers.append(Layer(layer, q, w[0].transpose(2, 0, 1) if layer.depthwise else w, bias))
-        before, x, q, channels = x, y, layer.output, out
-    if net.residual:
-        y = b.tensor("sum", (1, size, size, channels), uint8, q.scale * 1.5, q.zero)
-        opts = schema.AddOptionsT()
-        b.operator(add, [x, before], [y], options.AddOptions, opts)
-        x = y
-    b.graph.outputs = [x]
+        b.operator(dw if layer.depthwise else conv, [tensors[-1], wt, bt], [y], kind, opts)
+        tensors.append(y)
+        channels = out
+    if net.residual is not None:
+        y = b.tensor("sum", (1, size, size, channels), uint8, net.add)
+        both = [tensors[-1], tensors[net.residual]]
+        b.operator(add, both, [y], options.AddOptions, schema.AddOptionsT())
+        tensors.append(y)
+    b.graph.outputs = [tensors[-1]]
     b.model.subgraphs = [b.graph]
     fb = flatbuffers.Builder(1024)
     fb.Finish(b.model.Pack(fb), b"TFL3")
-    return bytes(fb.Output()), layers
+    return bytes(fb.Output())

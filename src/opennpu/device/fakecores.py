@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from opennpu.device.fakedrm import FakeBo, FakeFile, Fence
+from opennpu.device.fakedrm import FakeBo, FakeFile
+from opennpu.device.fakefence import Fence
 from opennpu.emu.machine import RunResult
 from opennpu.emu.memory import AddressSpace
 from opennpu.emu.timing import SAFE
@@ -37,6 +39,7 @@ class Work:
     watchdog_s: float  # a hung job is ended after this
     writes: Sequence[FakeBo] = ()
     holds: Sequence[FakeBo] = ()  # kept alive until it ends: every buffer that the job lists
+    domain: int = 0  # of the IOMMU
     fence: Fence = field(default_factory=Fence)
     results: list[RunResult] = field(default_factory=list)  # of its starts, up to a bad one
     space: AddressSpace = field(default_factory=AddressSpace)  # what it sees, once it runs
@@ -117,13 +120,17 @@ class Cores:
                 while self.hold or not queue:
                     changed.wait()
                 work = self._running[core] = queue.popleft()
-            self._run(core, work)
+            try:
+                self._run(core, work)
+            except Exception:  # ours to mend; the others' jobs go on
+                traceback.print_exc()
+                work.fence.signal(failed=True)
 
     def _run(self, core: int, work: Work) -> None:
         """All starts of ``work``, up to one that does not complete."""
         begin_ns = max(time.monotonic_ns(), self._free_ns[core])
         if work.file.is_open:  # else nobody is left to see what it does
-            work.space = work.file.space
+            work.space = work.file.space(work.domain)
             work.results = self.kernel.run(core, work)
         end_ns = begin_ns + round(work.cycles / SAFE.clock_hz * 1e9)
         if work.file.is_open and not work.completed:
@@ -132,8 +139,8 @@ class Cores:
                 self._hang(work, end_ns)
         self._free_ns[core] = end_ns
         for bo in work.holds:
-            work.file.drop(bo)
-        work.fence.signal(end_ns)
+            bo.owner.drop(bo)
+        work.fence.signal(end_ns, failed=not work.completed)
 
     def _hang(self, work: Work, end_ns: int) -> None:
         """The core is busy with a job that does not end, until the watchdog or the file's end."""

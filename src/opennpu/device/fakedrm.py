@@ -12,22 +12,32 @@ import errno
 import itertools
 import os
 import threading
-import time
-from collections.abc import Callable, Sequence
-from ctypes import Structure
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from ctypes import POINTER, Structure, c_char, c_int, c_size_t, c_uint32, c_uint64
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from opennpu.device.base import Bytes
+from opennpu.device.fakefence import (
+    USER_START,
+    Call,
+    Caller,
+    DmaBuf,
+    Fence,
+    OpenFile,
+    fail,
+    sleep_ns,
+)
 from opennpu.device.iova import IovaAllocator
 from opennpu.device.kernel import (
     DRM_IOCTL_GEM_CLOSE,
     DRM_IOCTL_VERSION,
+    DRM_MAGIC,
     IOC_READ,
     IOC_WRITE,
     DrmGemClose,
     DrmVersion,
+    iowr,
 )
 from opennpu.emu.memory import AddressSpace
 from opennpu.hw.layout import align
@@ -36,75 +46,67 @@ from opennpu.hw.rk3588 import chip
 if TYPE_CHECKING:
     from opennpu.device.fakekernel import FakeKernel
 
-USER_START = 4096  # no process has memory below
 ARRAY_BYTES = 64 << 20  # longest array that a call takes; Linux gives up at some size, too
-IN_PROGRESS = 1 << 63  # a fence's end, while nobody knows
-LONGEST_NS = 10**12  # sleep at a time
+
+CAP_PRIME, CAP_TIMESTAMP_MONOTONIC, CAP_SYNCOBJ, CAP_SYNCOBJ_TIMELINE = 0x5, 0x6, 0x13, 0x14
+CAPABILITIES = {
+    CAP_PRIME: 3,  # import and export
+    CAP_TIMESTAMP_MONOTONIC: 1,
+    CAP_SYNCOBJ: 0,
+    CAP_SYNCOBJ_TIMELINE: 0,
+}
+"""DRM_IOCTL_GET_CAP of a driver without displays."""
 
 
-def fail(number: int) -> OSError:
-    return OSError(number, os.strerror(number))
+# -- what every DRM driver has, beside what our own runtime calls ----------------------------
+
+
+class DrmUnique(Structure):
+    """struct drm_unique, <drm/drm.h>."""
+
+    _fields_ = [("unique_len", c_size_t), ("unique", POINTER(c_char))]
+
+
+class DrmGemFlink(Structure):
+    """struct drm_gem_flink, <drm/drm.h>."""
+
+    _fields_ = [("handle", c_uint32), ("name", c_uint32)]
+
+
+class DrmGemOpen(Structure):
+    """struct drm_gem_open, <drm/drm.h>."""
+
+    _fields_ = [("name", c_uint32), ("handle", c_uint32), ("size", c_uint64)]
+
+
+class DrmGetCap(Structure):
+    """struct drm_get_cap, <drm/drm.h>."""
+
+    _fields_ = [("capability", c_uint64), ("value", c_uint64)]
+
+
+class DrmPrime(Structure):
+    """struct drm_prime_handle, <drm/drm.h>."""
+
+    _fields_ = [("handle", c_uint32), ("flags", c_uint32), ("fd", c_int)]
+
+
+GET_UNIQUE = iowr(0x01, DrmUnique)
+GEM_FLINK = iowr(0x0A, DrmGemFlink)
+GEM_OPEN = iowr(0x0B, DrmGemOpen)
+GET_CAP = iowr(0x0C, DrmGetCap)
+PRIME_HANDLE_TO_FD = iowr(0x2D, DrmPrime)
+PRIME_FD_TO_HANDLE = iowr(0x2E, DrmPrime)
 
 
 # -- who calls -------------------------------------------------------------------------------
 
 
-class Fence:
-    """Tells when a job has ended.
-
-    Attributes:
-        done: it has.
-        stuck: it hangs, and will be ended by the watchdog.
-        end_ns: CLOCK_MONOTONIC at which it ends on a board, by the cycle model.
-    """
-
-    def __init__(self) -> None:
-        self.done = self.stuck = False
-        self.end_ns = IN_PROGRESS
-        self._lock = threading.Lock()
-        self._watchers: list[Callable[[], object]] = []
-
-    def hang(self) -> None:
-        self.stuck = True
-        self._tell()
-
-    def signal(self, end_ns: int = 0) -> None:
-        self.end_ns, self.done = end_ns, True
-        self._tell()
-
-    def watch(self, watcher: Callable[[], object]) -> None:
-        """Call ``watcher`` at every change, and once now if the job has ended."""
-        with self._lock:
-            self._watchers.append(watcher)
-        if self.done:
-            watcher()
-
-    def unwatch(self, watcher: Callable[[], object]) -> None:
-        with self._lock:
-            self._watchers.remove(watcher)
-
-    def _tell(self) -> None:
-        with self._lock:
-            watchers = list(self._watchers)
-        for watcher in watchers:
-            watcher()
-
-
-class Caller(Protocol):
-    """The process behind an ioctl: its memory, and its patience.  All raise OSError."""
-
-    def read(self, address: int, nbytes: int) -> bytes:
-        """copy_from_user.  EFAULT."""
-
-    def write(self, address: int, data: bytes) -> None:
-        """copy_to_user.  EFAULT."""
-
-    def wait(self, fence: Fence, until_ns: int | None) -> None:
-        """Sleep until the fence changes, until CLOCK_MONOTONIC is ``until_ns``, or less.  EINTR."""
-
-
 class OwnProcess:
     """This process: only the null page is known to be bad."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self._kernel = kernel
 
     def read(self, address: int, nbytes: int) -> bytes:
         if address < USER_START:
@@ -122,12 +124,11 @@ class OwnProcess:
         event.wait(sleep_ns(until_ns) * 1e-9)
         fence.unwatch(event.set)
 
+    def install(self, file: OpenFile, flags: int) -> int:
+        return self._kernel.install(file)
 
-def sleep_ns(until_ns: int | None) -> int:
-    """How long to sleep for a deadline: not for ever, as no system call likes the numbers."""
-    if until_ns is None:
-        return LONGEST_NS
-    return max(0, min(until_ns - time.monotonic_ns(), LONGEST_NS))
+    def file(self, fd: int) -> OpenFile | None:
+        return self._kernel.file(fd)
 
 
 def user_array(caller: Caller, address: int, count: int, stride: int) -> list[bytes]:
@@ -159,13 +160,25 @@ class FakeBo:
     """A buffer object."""
 
     def __init__(
-        self, handle: int, memory: FakeMemory, iova: int, offset: int, flags: int = 0
+        self,
+        owner: FakeFile,
+        memory: FakeMemory,
+        iova: int,
+        offset: int,
+        flags: int,
+        domain: int,
     ) -> None:
-        self.handle, self.memory, self.iova, self.flags = handle, memory, iova, flags
+        self.owner, self.handle = owner, 0  # the file that made it, and its first handle
+        self.memory, self.iova, self.flags = memory, iova, flags
+        self.domain = domain  # the IOMMU's, of those that the driver has
         self.offset = offset  # to mmap it
         self.obj_addr = 0
         self.fence: Fence | None = None  # of the last job that writes it
-        self.users = 1  # its handle, and jobs that list it
+        self.users = 0  # handles, dma-bufs, and jobs that list it
+        self.handles = 0
+        self.name = 0  # of GEM_FLINK
+        self.shared: DmaBuf | None = None
+        self.seen_by: list[FakeFile] = []  # whose jobs see it
 
     @property
     def data(self) -> Bytes:
@@ -180,8 +193,8 @@ class FakeBo:
 class FakeMapping:
     """A mapping of a buffer object."""
 
-    def __init__(self, kernel: FakeKernel, bo: FakeBo, nbytes: int) -> None:
-        self.view: Bytes = bo.data[:nbytes]
+    def __init__(self, kernel: FakeKernel, view: Bytes) -> None:
+        self.view = view
         self._kernel: FakeKernel | None = kernel
         kernel.mappings += 1
 
@@ -195,37 +208,69 @@ class FakeMapping:
 # -- files -----------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """An ioctl of a driver."""
+class Aperture:
+    """IOVAs for buffer objects.  A stale address should hit nothing, so none is given out twice
+    before all others were; an empty aperture begins anew."""
 
-    struct: type[Structure]
-    run: Callable[[Any, Caller], None]
+    def __init__(self) -> None:
+        self._allocator = IovaAllocator()
+        self._fresh = self._used = 0
+
+    def alloc(self, nbytes: int) -> int:
+        """A range, from 0 upwards.  ENOSPC."""
+        at = self._allocator.alloc(nbytes, self._fresh)
+        if at is None:
+            at = self._allocator.alloc(nbytes)
+        if at is None:
+            raise fail(errno.ENOSPC)
+        self._fresh = max(self._fresh, at + nbytes)
+        self._used += 1
+        return at
+
+    def free(self, at: int) -> None:
+        self._allocator.free(at)
+        self._used -= 1
+        if self._used == 0:
+            self._fresh = 0
 
 
-class FakeFile:
-    """An open DRM node: its buffer objects and its address space."""
+class FakeFile(OpenFile):
+    """An open DRM node: its handles, and what its jobs see.
+
+    Attributes:
+        primary: a card node; only that gives names to buffer objects.
+    """
 
     name = ""
+    description = ""
     version = (0, 0, 0)
+    primary = False
+    sees_imports = False  # whether its jobs see what others made
 
     def __init__(self, kernel: FakeKernel) -> None:
         self.kernel = kernel
-        self.bos: dict[int, FakeBo] = {}
+        self.bos: dict[int, FakeBo] = {}  # by handle
         self.handles = itertools.count(1)
-        self.iovas = IovaAllocator()
-        self.fresh = 0  # below it, addresses have been given out before
+        self.apertures = {0: Aperture()}  # by domain
         self.mapped: list[FakeBo] = []  # all that the NPU sees
         self.is_open = True
-        self._space: AddressSpace | None = None
-        self.calls: dict[int, Call] = {
+        self._spaces: dict[int, AddressSpace] = {}
+        self.calls = {
             DRM_IOCTL_VERSION: Call(DrmVersion, self._version),
+            GET_UNIQUE: Call(DrmUnique, self._unique),
             DRM_IOCTL_GEM_CLOSE: Call(DrmGemClose, self._gem_close),
+            GEM_FLINK: Call(DrmGemFlink, self._flink),
+            GEM_OPEN: Call(DrmGemOpen, self._gem_open),
+            GET_CAP: Call(DrmGetCap, self._get_cap),
+            PRIME_HANDLE_TO_FD: Call(DrmPrime, self._export),
+            PRIME_FD_TO_HANDLE: Call(DrmPrime, self._import),
         }
 
     # -- ioctls ------------------------------------------------------------------------------
 
     def raw_ioctl(self, request: int, argument: bytes, caller: Caller) -> tuple[int, bytes]:
-        """(errno, what is copied back) of an ioctl with any number and any bytes."""
+        if request >> 8 & 0xFF != ord(DRM_MAGIC):
+            return errno.ENOTTY, b""
         number = request & 0xFF
         known = [r for r in self.calls if r & 0xFF == number]
         if not known:
@@ -244,68 +289,134 @@ class FakeFile:
         return result, back.ljust(size, b"\0")[:size] if back else b""
 
     def _version(self, a: Any, caller: Caller) -> None:
+        """Each string is copied as far as there is room, and its length is told."""
         a.version_major, a.version_minor, a.version_patchlevel = self.version
-        name = self.name.encode()
-        if a.name_len and a.name:
-            where = ctypes.cast(a.name, ctypes.c_void_p).value or 0
-            caller.write(where, name[: a.name_len])
-        a.name_len, a.date_len, a.desc_len = len(name), 0, 0
+        for field, text in (("name", self.name), ("date", "0"), ("desc", self.description)):
+            room = getattr(a, f"{field}_len")
+            where = ctypes.cast(getattr(a, field), ctypes.c_void_p).value or 0
+            if room and where:
+                caller.write(where, text.encode()[:room])
+            setattr(a, f"{field}_len", len(text))
+
+    def _unique(self, a: Any, caller: Caller) -> None:
+        a.unique_len = 0  # nobody asked for an interface version
+
+    def _get_cap(self, a: Any, caller: Caller) -> None:
+        if a.capability not in CAPABILITIES:
+            raise fail(errno.EOPNOTSUPP)  # those of displays
+        a.value = CAPABILITIES[a.capability]
 
     def _gem_close(self, a: Any, caller: Caller) -> None:
+        self.close_handle(a.handle)
+
+    # -- sharing -----------------------------------------------------------------------------
+
+    def _flink(self, a: Any, caller: Caller) -> None:
+        if not self.primary:
+            raise fail(errno.EACCES)
         with self.kernel.lock:
-            bo = self.bos.pop(a.handle, None)
-        if bo is None:
+            bo = self.find(a.handle, errno.ENOENT)
+            bo.name = bo.name or next(self.kernel.names)
+            self.kernel.named[bo.name] = bo
+        a.name = bo.name
+
+    def _gem_open(self, a: Any, caller: Caller) -> None:
+        if not self.primary:
+            raise fail(errno.EACCES)
+        with self.kernel.lock:
+            bo = self.kernel.named.get(a.name)
+            if bo is None:
+                raise fail(errno.ENOENT)
+            a.handle, a.size = self.new_handle(bo), bo.data.size
+
+    def _export(self, a: Any, caller: Caller) -> None:
+        if a.flags & ~(os.O_CLOEXEC | os.O_RDWR):
             raise fail(errno.EINVAL)
-        self.drop(bo)
+        with self.kernel.lock:
+            bo = self.find(a.handle, errno.ENOENT)
+            bo.shared = bo.shared or DmaBuf(bo)
+        a.fd = caller.install(bo.shared, a.flags)
+
+    def _import(self, a: Any, caller: Caller) -> None:
+        shared = caller.file(a.fd)
+        if not isinstance(shared, DmaBuf) or shared.bo.owner.name != self.name:
+            raise fail(errno.EINVAL)
+        with self.kernel.lock:
+            known = (h for h, bo in self.bos.items() if bo is shared.bo)
+            a.handle = next(known, 0) or self.new_handle(shared.bo)
 
     # -- buffer objects ----------------------------------------------------------------------
 
-    def new_bo(self, nbytes: int, flags: int = 0) -> FakeBo:
+    def new_bo(self, nbytes: int, flags: int = 0, domain: int = 0) -> tuple[int, FakeBo]:
+        """(handle, object).  ENOSPC, ENOMEM."""
         size = align(nbytes, chip.PAGE_BYTES)
         with self.kernel.lock:
-            at = self.iovas.alloc(size, self.fresh)
-            if at is None:
-                at = self.iovas.alloc(size)  # only now: a stale address should hit nothing
-            if at is None:
-                raise fail(errno.ENOSPC)
-            self.fresh = max(self.fresh, at + size)
+            at = self.apertures[domain].alloc(size)
             try:
                 memory = self.kernel.new_memory(size)
             except (MemoryError, OSError, ValueError):
-                self.iovas.free(at)
+                self.apertures[domain].free(at)
                 raise fail(errno.ENOMEM) from None
             offset = self.kernel.new_offset(size)
-            bo = FakeBo(next(self.handles), memory, self.place(at, size), offset, flags)
-            self.bos[bo.handle] = bo
-            self.mapped.append(bo)
-            self._space = None
-        return bo
+            bo = FakeBo(self, memory, self.place(at, size), offset, flags, domain)
+            self._see(bo)
+            bo.handle = self.new_handle(bo)
+        return bo.handle, bo
 
     def place(self, at: int, nbytes: int) -> int:
         """The IOVA of a range that starts ``at`` in a space that is filled from 0 upwards."""
         return at
 
+    def new_handle(self, bo: FakeBo) -> int:
+        handle = next(self.handles)
+        self.bos[handle] = bo
+        bo.users += 1
+        bo.handles += 1
+        if self.sees_imports:
+            self._see(bo)
+        return handle
+
+    def close_handle(self, handle: int) -> None:
+        """EINVAL."""
+        with self.kernel.lock:
+            bo = self.bos.pop(handle, None)
+            if bo is None:
+                raise fail(errno.EINVAL)
+            bo.handles -= 1
+            if bo.handles == 0:
+                self.kernel.named.pop(bo.name, None)
+                bo.name = 0
+            bo.owner.drop(bo)
+
     def drop(self, bo: FakeBo) -> None:
-        """Its handle or a job lets go of ``bo``; the last one frees it."""
+        """A handle, a dma-buf or a job lets go of ``bo``, which we made; the last one frees it."""
         with self.kernel.lock:
             bo.users -= 1
             if bo.users:
                 return
-            if bo in self.mapped:
-                self.mapped.remove(bo)
-                self.iovas.free(self.place(bo.iova, bo.data.size))  # `place` is its own inverse
-                self._space = None
+            for file in bo.seen_by:
+                file.mapped.remove(bo)
+                file._spaces.pop(bo.domain, None)
+            self.apertures[bo.domain].free(
+                self.place(bo.iova, bo.data.size)
+            )  # `place` is its own inverse
             bo.memory.close()
 
-    @property
-    def space(self) -> AddressSpace:
+    def _see(self, bo: FakeBo) -> None:
+        if self not in bo.seen_by:
+            bo.seen_by.append(self)
+            self.mapped.append(bo)
+            self._spaces.pop(bo.domain, None)
+
+    def space(self, domain: int) -> AddressSpace:
         """What the NPU sees now.  A new object after every change, so that a job may keep it."""
         with self.kernel.lock:
-            if self._space is None:
-                self._space = self.kernel.new_space()
+            if domain not in self._spaces:
+                space = self._spaces[domain] = self.kernel.new_space()
                 for bo in self.mapped:
-                    self._space.map(bo.iova, bo.data)
-            return self._space
+                    if bo.domain == domain:
+                        space.map(bo.iova, bo.data)
+            return self._spaces[domain]
 
     def find(self, handle: int, number: int) -> FakeBo:
         """A buffer object, or errno ``number``."""
@@ -314,10 +425,17 @@ class FakeFile:
             raise fail(number)
         return bo
 
+    def lookup(self, nbytes: int, offset: int) -> tuple[FakeBo, int]:
+        with self.kernel.lock:
+            for bo in self.bos.values():
+                if bo.offset == offset and 0 < nbytes <= bo.data.size:
+                    return bo, 0
+        raise fail(errno.EINVAL)
+
+    def size(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.is_open = False
-        with self.kernel.lock:
-            bos: Sequence[FakeBo] = list(self.bos.values())
-            self.bos.clear()
-        for bo in bos:
-            self.drop(bo)
+        for handle in list(self.bos):
+            self.close_handle(handle)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from opennpu.device.fakecores import Cores, Work
-from opennpu.device.fakedrm import Caller, FakeFile, FakeMapping, FakeMemory, OwnProcess, fail
-from opennpu.device.fakerknpu import RknpuFile
+from opennpu.device.fakedrm import Aperture, FakeBo, FakeFile, FakeMapping, FakeMemory, OwnProcess
+from opennpu.device.fakefence import Caller, OpenFile, fail
+from opennpu.device.fakerknpu import DOMAINS, RknpuFile
 from opennpu.device.fakerocket import RocketFile
 from opennpu.emu.machine import Machine, RunResult
 from opennpu.emu.memory import AddressSpace
@@ -65,7 +66,11 @@ class FakeKernel:
             self.nodes[ACCEL_NODE] = RocketFile
         self.lock = threading.RLock()
         self.cores = Cores(self, chip.CORES, threaded)
-        self.files: dict[int, FakeFile] = {}
+        self.files: dict[int, OpenFile] = {}
+        self.names = itertools.count(1)  # of GEM_FLINK
+        self.named: dict[int, FakeBo] = {}
+        self.domains = {i: Aperture() for i in range(DOMAINS)}  # of the vendor driver's files
+        self.domain = 0  # its current one
         self.mappings = 0
         self.log: list[int] = []  # requests, in order
         self._faults: list[_Fault] = []
@@ -93,7 +98,8 @@ class FakeKernel:
 
     def leaks(self) -> tuple[int, int, int]:
         """(open files, buffer objects, mappings): all zero when everything was given back."""
-        return len(self.files), sum(len(f.bos) for f in self.files.values()), self.mappings
+        bos = sum(len(f.bos) for f in self.files.values() if isinstance(f, FakeFile))
+        return len(self.files), bos, self.mappings
 
     # -- system calls ------------------------------------------------------------------------
 
@@ -103,8 +109,13 @@ class FakeKernel:
     def open(self, path: str) -> int:
         if path not in self.nodes:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return self.install(self.nodes[path](self))
+
+    def install(self, file: OpenFile) -> int:
+        """A new file descriptor for ``file``."""
+        file.opened()
         fd = next(self._fds)
-        self.files[fd] = self.nodes[path](self)
+        self.files[fd] = file
         return fd
 
     def close(self, fd: int) -> None:
@@ -113,17 +124,17 @@ class FakeKernel:
 
     def ioctl(self, fd: int, request: int, argument: Structure) -> None:
         self.log.append(request)
-        self.call(self.file(fd), request, argument, OwnProcess())
+        file = self.file(fd)
+        assert isinstance(file, FakeFile)
+        self.call(file, request, argument, OwnProcess(self))
 
     def mmap(self, fd: int, nbytes: int, offset: int) -> FakeMapping:
-        for bo in self.file(fd).bos.values():
-            if bo.offset == offset and 0 < nbytes <= bo.data.size:
-                return FakeMapping(self, bo, nbytes)
-        raise fail(errno.EINVAL)
+        bo, at = self.file(fd).lookup(nbytes, offset)
+        return FakeMapping(self, bo.data[at : at + nbytes])
 
     # -- below them --------------------------------------------------------------------------
 
-    def file(self, fd: int) -> FakeFile:
+    def file(self, fd: int) -> OpenFile:
         if fd not in self.files:
             raise fail(errno.EBADF)
         return self.files[fd]

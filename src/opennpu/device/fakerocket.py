@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from opennpu.device import rocket
 from opennpu.device.fakecores import Start, Work
-from opennpu.device.fakedrm import Call, Caller, FakeBo, FakeFile, fail, user_array
+from opennpu.device.fakedrm import FakeBo, FakeFile, user_array
+from opennpu.device.fakefence import Call, Caller, fail
 from opennpu.device.kernel import DRM_COMMAND_BASE, iow
 from opennpu.hw.rk3588 import pc
 
@@ -66,6 +67,7 @@ class RocketFile(FakeFile):
     """IOVA from 0 upwards, one task per start unless batched, one core at a time."""
 
     name = "rocket"
+    description = "rocket DRM"
 
     def __init__(self, kernel: FakeKernel) -> None:
         super().__init__(kernel)
@@ -92,8 +94,8 @@ class RocketFile(FakeFile):
     def _create(self, a: Any, caller: Caller) -> None:
         if a.size == 0:
             raise fail(errno.EINVAL)
-        bo = self.new_bo(a.size)
-        a.handle, a.dma_address, a.offset = bo.handle, bo.iova, bo.offset
+        a.handle, bo = self.new_bo(a.size)
+        a.dma_address, a.offset = bo.iova, bo.offset
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class RocketFile(FakeFile):
             raise fail(errno.EINVAL)
         reads = self._bos(job.in_bo_handles, job.in_bo_handle_count, caller)
         writes = self._bos(job.out_bo_handles, job.out_bo_handle_count, caller)
-        if {b.handle for b in reads} & {b.handle for b in writes}:
+        if set(reads) & set(writes):
             return None  # success is signalled, nothing runs
         mask = 0 if job.flags & JOB_NO_DPU_DONE else DPU_DONE
         mask |= PPU_DONE if job.flags & JOB_PPU_DONE else 0

@@ -8,6 +8,7 @@ Buffer objects are memfds that both sides map.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -26,9 +27,10 @@ from typing import NamedTuple
 import numpy as np
 
 from opennpu.device.fakecores import Work
-from opennpu.device.fakedrm import FakeMemory, Fence, fail, sleep_ns
+from opennpu.device.fakedrm import FakeMemory
+from opennpu.device.fakefence import Fence, OpenFile, fail, sleep_ns
 from opennpu.device.fakekernel import ACCEL_NODE, RENDER_NODE, FakeKernel
-from opennpu.device.fakerknpu import RknpuFile
+from opennpu.device.fakerknpu import RknpuCardFile
 from opennpu.emu.machine import Machine, RunResult
 from opennpu.emu.memory import AddressSpace
 from opennpu.errors import ViolationError
@@ -37,7 +39,7 @@ CARD_NODE = "/dev/dri/card1"
 NUMBERS = {ACCEL_NODE: (261, 0), RENDER_NODE: (226, 129), CARD_NODE: (226, 1)}
 """Major and minor numbers of the nodes."""
 
-OPEN, STAT, IOCTL, MMAP, CANCEL, DATA, DONE, PASS, READ, WRITE = range(1, 11)
+OPEN, STAT, IOCTL, MMAP, CANCEL, DATA, DONE, PASS, READ, WRITE, INSTALL, WHO, SEEK = range(1, 14)
 MESSAGE = struct.Struct("<IiQQQQ")  # op, error, file, request, address, size; payload follows
 CHUNK = 64 << 10  # bytes of a payload
 PROOF_BYTES = 8  # of an argument; enough to show that its address is one of the process
@@ -117,7 +119,7 @@ class ServedKernel(FakeKernel):
     ) -> None:
         super().__init__(machine, rocket=rocket, rknpu=rknpu, threaded=True)
         if rknpu:
-            self.nodes[CARD_NODE] = RknpuFile
+            self.nodes[CARD_NODE] = RknpuCardFile
         self.observers, self._new_space = observers, space
 
     def new_space(self) -> AddressSpace:
@@ -176,6 +178,8 @@ class Connection:
                 self._ioctl(m)
             elif m.op == MMAP:
                 self._mmap(m)
+            elif m.op == SEEK:
+                self._send(Message(DONE, request=self.server.kernel.file(m.file).size()))
         except Gone:
             raise
         except OSError as e:
@@ -193,7 +197,8 @@ class Connection:
         if m.op == STAT:
             self._send(Message(DONE, request=major << 32 | minor))
             return
-        with self.server.open(path) as end:
+        file = self.server.kernel.nodes[path](self.server.kernel)
+        with self.server.install(file, m.request, NUMBERS[path]) as end:
             self._send(Message(DONE), fds=[end.fileno()])
 
     def _ioctl(self, m: Message) -> None:
@@ -209,11 +214,14 @@ class Connection:
             self.conn.send(result)
 
     def _mmap(self, m: Message) -> None:
-        kernel = self.server.kernel
-        mapping = kernel.mmap(m.file, m.size, m.request)  # checks
-        mapping.close()
-        (bo,) = [b for b in kernel.file(m.file).bos.values() if b.offset == m.request]
-        self._send(Message(DONE), fds=[bo.memory.fd])
+        """``address``: PROT_*, as the mapping is shared."""
+        kernel, flags = self.server.kernel, self.server.flags.get(m.file, 0)
+        accesses = flags & os.O_ACCMODE
+        if accesses == os.O_WRONLY or (accesses == os.O_RDONLY and m.address & mmap.PROT_WRITE):
+            raise fail(errno.EACCES)
+        with kernel.lock:
+            bo, at = kernel.file(m.file).lookup(m.size, m.request)
+            self._send(Message(DONE, request=at), fds=[bo.memory.fd])
 
     # -- what a driver asks of its caller ----------------------------------------------------
 
@@ -259,6 +267,21 @@ class Connection:
                 self._cancelled = True
         if self._cancelled and not fence.done:
             raise fail(errno.EINTR)
+
+    def install(self, file: OpenFile, flags: int) -> int:
+        with self.server.install(file, flags) as end:
+            self._send(Message(INSTALL, request=flags), fds=[end.fileno()])
+        reply = self._data()
+        if reply.error:
+            raise fail(reply.error)
+        return reply.request
+
+    def file(self, fd: int) -> OpenFile | None:
+        self._send(Message(WHO, request=fd & 0xFFFF_FFFF))
+        reply = self._data()
+        if reply.error:
+            raise fail(reply.error)
+        return self.server.kernel.file(reply.file) if reply.file else None
 
     def _wake(self) -> None:
         os.eventfd_write(self._changed, 1)
@@ -318,6 +341,7 @@ class Server:
         self.kernel = kernel
         self.name = f"opennpu-{os.getpid()}-{os.urandom(6).hex()}"
         self.connections = 0
+        self.flags: dict[int, int] = {}  # with which files were opened
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind("\0" + self.name)
         self._listener.listen(128)
@@ -326,15 +350,24 @@ class Server:
         sys.setswitchinterval(SWITCH_S)
         threading.Thread(target=self._loop, daemon=True).start()
 
-    def open(self, path: str) -> socket.socket:
-        """Open a node.  The socket is for the program: when all copies are closed, so is the node.
+    def install(
+        self, file: OpenFile, flags: int, device: tuple[int, int] = (0, 0)
+    ) -> socket.socket:
+        """A file descriptor for the program: when all copies are closed, so is ``file``.
+
+        flags: of open(2).
+        device: numbers of the node; zeros for what is none.
 
         Its name tells the program's library which file and which device it stands for.
         """
-        fd = self.kernel.open(path)
+        fd = self.kernel.install(file)
+        self.flags[fd] = flags
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        major, minor = NUMBERS[path]
-        theirs.bind(f"\0{self.name}/{fd}/{major}/{minor}")
+        theirs.bind(f"\0{self.name}/{fd}/{device[0]}/{device[1]}")
+        theirs.setblocking(not flags & os.O_NONBLOCK)
+        fence = file.poll_fence
+        if fence is not None:
+            fence.watch(lambda: _tell(ours, fence))
         self._selector.register(ours, selectors.EVENT_READ, fd)
         return theirs
 
@@ -365,4 +398,12 @@ class Server:
             pass
         self._selector.unregister(ours)
         ours.close()
+        self.flags.pop(fd)
         self.kernel.close(fd)
+
+
+def _tell(end: socket.socket, fence: Fence) -> None:
+    """Make the other end readable."""
+    if fence.done:
+        with contextlib.suppress(OSError):  # it is closed
+            end.send(b"1")

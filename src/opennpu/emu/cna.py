@@ -65,8 +65,10 @@ class Geometry:
     pad: tuple[int, int]  # top, left
     pad_word: int
     upsample: tuple[int, int]  # zero insertion of DECONV; 1 = off
+    padded: int = 0  # channels past DATAIN_CHANNEL_REAL
     packed: int = 0  # interleaved channels of a packed input; 0 = a cube
     converter: Converter | None = None
+    fetched: int = 0  # columns of a cube that come from memory
 
     @property
     def taps(self) -> int:
@@ -148,8 +150,12 @@ def geometry(ctx: Context, g: Group) -> Geometry:
         con2.kernel_group == 1, "cna.kernel_group", UNIT, f"has KERNEL_GROUP {con2.kernel_group}"
     )
     ctx.require(not con3.nn_mode, "cna.nn_mode", UNIT, f"has NN_MODE {con3.nn_mode}")
-    ctx.require(not s3.surf_mode, "cna.surf_mode", UNIT, f"has SURF_MODE {s3.surf_mode}")
-    ctx.require(not g.get(cna.FC_CON0).fc_skip_en, "cna.zero_skip", UNIT, "has FC_SKIP_EN set")
+    ctx.require(s3.surf_mode <= 1, "cna.surf_mode", UNIT, f"has SURF_MODE {s3.surf_mode}")
+    fc = g.get(cna.FC_CON0)
+    ctx.require(not fc.fc_skip_en, "cna.zero_skip", UNIT, "has FC_SKIP_EN set")
+    ctx.idle(UNIT, fc, "FC_SKIP_EN", "fc_skip_data")
+    ctx.idle(UNIT, g.get(cna.FC_CON1), "FC_SKIP_EN", "data_offset")
+    ctx.idle(UNIT, g.get(cna.FC_CON2), "FC_SKIP_EN", "weight_offset")
     sizes = (
         s0.datain_width,
         s0.datain_height,
@@ -176,14 +182,6 @@ def geometry(ctx: Context, g: Group) -> Geometry:
         UNIT,
         f"has {s3.dataout_atomics} output pixels, width {s2.dataout_width} does not divide them",
     )
-    ctx.require(
-        (fc0.dma_width, fc0.dma_height, fc1.dma_channel)
-        == (s0.datain_width, s0.datain_height, s1.datain_channel),
-        "cna.dma_size",
-        UNIT,
-        f"fetches {fc0.dma_height}x{fc0.dma_width}x{fc1.dma_channel}, "
-        f"computes {s0.datain_height}x{s0.datain_width}x{s1.datain_channel}",
-    )
     pad = g.get(cna.PAD_CON0)
     upsample = (1, 1)
     if con1.deconv:
@@ -197,7 +195,7 @@ def geometry(ctx: Context, g: Group) -> Geometry:
             UNIT,
             f"transposes by {upsample} with pads {pad.pad_top}, {pad.pad_left}",
         )
-    return Geometry(
+    geo = Geometry(
         precision=precision,
         depthwise=depthwise,
         size=(s0.datain_height, s0.datain_width),
@@ -210,9 +208,35 @@ def geometry(ctx: Context, g: Group) -> Geometry:
         pad=(pad.pad_top, pad.pad_left),
         pad_word=g.get(cna.PAD_CON1).word,
         upsample=upsample,
+        padded=_padded(s1.datain_channel, s1.datain_channel_real),
         packed=packed,
         converter=_converter(ctx, g, precision),
+        fetched=fc0.dma_width,
     )
+    ctx.require(
+        (fc0.dma_height, fc1.dma_channel) == (s0.datain_height, s1.datain_channel)
+        and _fetches_enough(geo),
+        "cna.dma_size",
+        UNIT,
+        f"fetches {fc0.dma_height}x{fc0.dma_width}x{fc1.dma_channel}, "
+        f"computes {s0.datain_height}x{s0.datain_width}x{s1.datain_channel}",
+    )
+    return geo
+
+
+def _fetches_enough(geo: Geometry) -> bool:
+    """Is every column that the kernel reaches fetched?
+
+    Mesa computes wider rows than it fetches in two cases (rkt_task.c): packed rows end with an
+    atom, whose rest is fetched too; of 16 columns where a sum has 8, no 1x1 kernel reaches the
+    others.  What a kernel finds there is not known.
+    """
+    width = geo.size[1]
+    if geo.packed and geo.fetched < width:
+        lanes = chip.elements_per_atom(geo.precision)
+        return -(-geo.fetched * geo.packed // lanes) * lanes == width * geo.packed
+    reached = geo.reach[1] - geo.pad[1]
+    return geo.fetched == width or (reached <= geo.fetched < width and geo.upsample == (1, 1))
 
 
 def _converter(ctx: Context, g: Group, precision: Precision) -> Converter | None:
@@ -300,7 +324,7 @@ def check_cbuf(ctx: Context, g: Group, geo: Geometry, kernel_bytes: int) -> bool
     if geo.precision is Precision.INT8 and width == 1:
         used = height * geo.channels
         ctx.require(
-            not INT8_SLACK_FILL <= used / room < 1,
+            not INT8_SLACK_FILL * room <= used < room,
             "cbuf.int8_slack",
             UNIT,
             f"fills its {con0.data_bank} data banks to {used} of {room} bytes at width 1",
@@ -319,6 +343,8 @@ def check_cbuf(ctx: Context, g: Group, geo: Geometry, kernel_bytes: int) -> bool
     )
     if grains < geo.kernel[0]:
         ctx.report("cna.grains", UNIT, f"has {grains} grains, the kernel has {geo.kernel[0]} rows")
+    if min(grains, height) * row_bytes > room:
+        ctx.report("cna.grains", UNIT, f"has {grains} grains, the banks hold {room // row_bytes}")
     return whole
 
 
@@ -349,7 +375,7 @@ def fetch_features(ctx: Context, g: Group, geo: Geometry, whole: bool) -> Array:
     group = 1 if g.get(cna.CONV_CON1).group_line_off else 4
     line, surf = g.get(cna.DMA_CON1).line_stride, g.get(cna.DMA_CON2).surf_stride
     base = g.get(cna.FEATURE_DATA_ADDR).feature_base_addr + ctx.dma_base
-    height, width = geo.size
+    height, width = geo.size[0], geo.size[1] if geo.packed else geo.fetched
     shape = (geo.surfaces, height, width, ATOM)
     tag = (base, shape, geo.precision, group, line, surf, con0.data_bank, geo.packed)
     stored = _stored(ctx, ctx.chip.features, con0.data_reuse, tag, shape, "features")
@@ -371,6 +397,8 @@ def fetch_features(ctx: Context, g: Group, geo: Geometry, whole: bool) -> Array:
         )
 
     row = width * ATOM
+    if group == 4 and ctx.policy.group_rows == "stride":
+        row = line * ATOM // 4
     if group == 1 or line == 4 * width:
         out = gather(0, (height,), (line * ATOM if group == 1 else row,))
     else:
@@ -460,6 +488,8 @@ def pad_lanes(ctx: Context, geo: Geometry) -> Array:
         return np.full(geo.channels, numerics.float32_of_bits(word << 16), np.float32)
     if p is Precision.INT16:
         return np.full(geo.channels, numerics.signed(word, 16), np.float32)
+    if p is Precision.TF32:  # the whole word, cut like any element: GUESSED
+        return np.full(geo.channels, numerics.float32_of_bits(word & 0xFFFF_E000), np.float32)
     ctx.require(
         word == 0, "cna.padding_value", UNIT, f"pads {p.name} with {word:#x}: which lanes is open"
     )
@@ -556,11 +586,7 @@ def check_channel_real(ctx: Context, g: Group, geo: Geometry, raw: Array) -> Non
     Producers write it in full (Mesa) or modulo 64 (vendor); no result is known to depend on it
     as long as the weights of padded channels cancel, which only equal ones do.
     """
-    real = g.get(cna.DATA_SIZE1).datain_channel_real
-    last = (geo.channels - 1) % PAD_GROUP + 1
-    padded = geo.channels - real
-    if padded != 0 and real <= PAD_GROUP and last >= real:
-        padded = last - real
+    real, padded = g.get(cna.DATA_SIZE1).datain_channel_real, geo.padded
     lanes = chip.elements_per_atom(geo.precision)
     if not 0 <= padded < lanes:
         ctx.report(
@@ -572,6 +598,13 @@ def check_channel_real(ctx: Context, g: Group, geo: Geometry, raw: Array) -> Non
             ctx.report(
                 "cna.channel_real", UNIT, f"has different weights for {padded} padded channels"
             )
+
+
+def _padded(channels: int, real: int) -> int:
+    """Channels past the real ones, which are given in full or modulo 64; negative if too many."""
+    last = (channels - 1) % PAD_GROUP + 1
+    padded = channels - real
+    return last - real if padded != 0 and real <= PAD_GROUP and last >= real else padded
 
 
 def unpack_weights(geo: Geometry, raw: Array) -> Array:

@@ -12,6 +12,7 @@ from opennpu.emu.memory import AddressSpace
 from opennpu.emu.numerics import Policy
 from opennpu.emu.violations import RULES, Effect, Hang, Violation
 from opennpu.errors import ViolationError
+from opennpu.hw.regs import Register
 from opennpu.hw.rk3588 import chip
 
 Array = npt.NDArray[Any]
@@ -82,6 +83,14 @@ class Context:
         """Report ``rule`` unless ``ok``."""
         if not ok:
             self.report(rule, unit, what)
+
+    def idle(self, unit: str, register: Register, mode: str, *names: str) -> None:
+        """Warn about fields of ``register`` that act in ``mode`` only, which is off."""
+        for name in names:
+            value = getattr(register, name)
+            if value != register.fields[name].default:
+                what = f"{type(register).__name__}.{name.upper()}"
+                self.report("fields.idle", unit, f"has {what} {value} without {mode}")
 
     def charge(self, unit: str, macs: int, atoms: int) -> None:
         """Account for work before it is done; a run has a budget, so no program hangs us."""

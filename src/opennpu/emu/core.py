@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from opennpu.emu import cna, numerics
 from opennpu.emu.context import Context
+from opennpu.emu.numerics import Rows
 from opennpu.emu.registers import Group
 from opennpu.hw.rk3588 import chip, core
 from opennpu.hw.rk3588.common import Precision
@@ -26,7 +27,7 @@ UNIT = "CORE"
 CHUNK = 1 << 16  # accumulators worked on at a time: keeps temporaries in the cache
 GATED = ((1 << 11, range(8)), (1 << 23, range(8, 16)))  # MAC_GATING bit: lanes that it clocks; A.7
 GATE_ALL = 1 << 24  # cleared, the job never completes; A.7
-PROOF_PIXELS = 64  # below it checking every sum is cheaper than the proof that none needs it
+PROOF_PIXELS = 8  # below it checking every sum is cheaper than the proof that none needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Cube:
         real: channels that hold a kernel; the rest, up to the aligned count, leave as 0.
         sums: plain sums of the inputs for CPEND, [pixels, 1 or channels], computed on demand.
         narrow: floats that were not widened to fp32: raw fp16 (flying only).
+        clip: CLIP_TRUNCATE (shift, round_type) for the DPU: policy ``clip_truncate`` = last.
     """
 
     values: Array
@@ -48,6 +50,7 @@ class Cube:
     real: int
     sums: Callable[[], Array] | None = None
     narrow: bool = False
+    clip: tuple[int, int] = (0, 0)
 
 
 def execute(ctx: Context, g: Group, geo: cna.Geometry, features: Array, weights: Array) -> Cube:
@@ -63,6 +66,8 @@ def execute(ctx: Context, g: Group, geo: cna.Geometry, features: Array, weights:
     integer = geo.precision not in numerics.FLOATS
     dtype = np.float64 if geo.precision is Precision.INT16 else np.float32
     x = cna.lay_out(ctx, geo, features, dtype)
+    if ctx.policy.padded_channels == "masked" and geo.padded > 0:
+        x[:, :, geo.channels - geo.padded :] = 0
     w = cna.unpack_weights(geo, weights)
     if geo.depthwise:
         acc = _depthwise(geo, x, w.astype(dtype))
@@ -94,7 +99,9 @@ def execute(ctx: Context, g: Group, geo: cna.Geometry, features: Array, weights:
 
     for lane in gated_lanes(g):  # "that half writes a constant": which is not known
         acc[:, lane :: chip.KERNEL_GROUP[Precision.FP16]] = ctx.policy.poison
-    return Cube(acc, integer, lanes, real, sums)
+    last = integer and ctx.policy.clip_truncate == "last"
+    late = (clip.clip_truncate, clip.round_type) if last else (0, 0)
+    return Cube(acc, integer, lanes, real, sums, clip=late)
 
 
 def gated_lanes(g: Group) -> list[int]:
@@ -154,7 +161,7 @@ def input_sums(geo: cna.Geometry, x: Array, channels: int) -> Array:
     flat: Array = out.reshape(geo.pixels, -1)
     if geo.depthwise and flat.shape[1] < channels:
         flat = np.pad(flat, ((0, 0), (0, channels - flat.shape[1])))
-    return flat
+    return flat[:, :channels]
 
 
 def _peak(a: Array) -> float:
@@ -203,39 +210,32 @@ def _direct_float(ctx: Context, geo: cna.Geometry, x: Array, w: Array) -> Array:
     """[pixels, kernels] fp32 by the group rule (board notes A.7)."""
     width = chip.CHANNEL_GROUP[geo.precision]
     half = geo.precision is Precision.FP16
+    spanned = geo.pixels >= PROOF_PIXELS
     groups = [
-        np.ascontiguousarray(x[:, :, c : c + width], np.float64)
+        numerics.rows_of(np.ascontiguousarray(x[:, :, c : c + width], np.float64), spanned)
         for c in range(0, geo.channels, width)
     ]
-    norms = [_norm(f) for f in groups]
-    proven = (
-        half
-        and geo.pixels >= PROOF_PIXELS
-        and bool(np.isfinite(x).all() and np.isfinite(w).all())
-        and numerics.exact_by_size(x, w.astype(np.float32), width, numerics.HALF_SCALE)
-    )
     order = [(c, t) for c in range(len(groups)) for t in _taps(geo)]
     if ctx.policy.group_order == "tap_major":
         order = [(c, t) for t in _taps(geo) for c in range(len(groups))]
     out = np.zeros((geo.pixels, geo.kernels), np.float32)
     for c, (tap, y0, x0) in order:
         kernels = w[tap, :, c * width : (c + 1) * width].astype(np.float64)
-        kernel_norms = _norm(kernels)
+        weights = numerics.rows_of(kernels, spanned)
         for rows in _row_chunks(geo, geo.kernels):
             first, last = rows.start * geo.out[1], rows.stop * geo.out[1]
-            f = _under_tap(groups[c], geo, y0, x0, rows).reshape(last - first, -1)
-            n = _under_tap(norms[c], geo, y0, x0, rows).reshape(-1)
-            numerics.add_exact_groups(
-                out[first:last], f, kernels, n, kernel_norms, proven=proven, half=half
-            )
+            pixels = _rows_under_tap(groups[c], geo, y0, x0, rows)
+            numerics.add_exact_groups(out[first:last], pixels, weights, half=half)
     return out
 
 
-def _norm(a: Array) -> Array:
-    """Euclidean norm over the last axis."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        out: Array = np.sqrt(np.einsum("...c,...c->...", a, a))
-    return out
+def _rows_under_tap(x: Rows, geo: cna.Geometry, y0: int, x0: int, rows: slice) -> Rows:
+    """`_under_tap` of a channel group, one row a pixel."""
+    values, *known = (None if a is None else _under_tap(a, geo, y0, x0, rows) for a in x)
+    assert values is not None
+    norms, spans = (None if a is None else a.reshape(-1) for a in known)
+    assert norms is not None
+    return Rows(values.reshape(norms.size, -1), norms, spans)
 
 
 def _depthwise(geo: cna.Geometry, x: Array, w: Array) -> Array:

@@ -108,6 +108,12 @@ def _lane(ctx: Context, lane: int, raw: Array, symbols: int) -> Array:
             break
         starts.append(at)
         at = steps[at]
+    needed = max(LEAST_BLOCKS, -(-(HEADER_BYTES * 8 + at) // (8 * chip.ATOM_BYTES)))
+    if needed * chip.ATOM_BYTES < raw.size:
+        blocks = raw.size // chip.ATOM_BYTES
+        ctx.report(
+            "cna.decompression_long", UNIT, f"reads {blocks} blocks of lane {lane}, it has {needed}"
+        )
     short = len(starts) < symbols or at > bits.size
     if short:
         ctx.report(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from opennpu.emu import dpu_rdma, lut, numerics
+from opennpu.emu import core, dpu_rdma, lut, numerics
 from opennpu.emu.context import Context
 from opennpu.emu.core import Cube
 from opennpu.emu.dpu_rdma import ChannelOperands
@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 UNIT = "DPU"
 ATOM = chip.ATOM_BYTES
-TO_MEMORY = 2  # OUTPUT_MODE
+TO_PPU, TO_MEMORY = 1, 2  # bits of OUTPUT_MODE
 MAX_SURFACES = 8  # of a kernel group: SIZE_E has 3 bits
 MAX_SHIFT = 63
 ACCUMULATORS = 4  # that TP_ORG_EN takes at once behind a convolution
@@ -37,6 +37,11 @@ OUTPUTS = (
     Precision.INT32,
     Precision.FP32,
 )
+ONLY_OUTPUT = {  # of pipelines that have one; board notes A.1
+    Precision.INT4: Precision.INT16,
+    Precision.BF16: Precision.FP32,
+    Precision.FP32: Precision.FP32,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +123,21 @@ def size(g: Group) -> tuple[int, int]:
     return g.get(dpu.DATA_CUBE_HEIGHT).height, g.get(dpu.DATA_CUBE_WIDTH).width
 
 
-def execute(ctx: Context, g: Group, rdma: Group | None, cube: Cube, depthwise: bool) -> None:
-    """Run the stages on ``cube`` and write the result to memory."""
+def feeds_ppu(g: Group) -> bool:
+    """Does the output go on to the PPU?"""
+    return bool(g.get(dpu.FEATURE_MODE_CFG).output_mode & TO_PPU)
+
+
+def output_type(g: Group) -> Precision:
+    """Element type of what leaves."""
+    return g.get(dpu.DATA_FORMAT).out_precision
+
+
+def execute(ctx: Context, g: Group, rdma: Group | None, cube: Cube, depthwise: bool) -> Array:
+    """Run the stages on ``cube`` and write the result to memory, where OUTPUT_MODE says so.
+
+    Returns what the PPU gets: [pixels, channels] of the output type.
+    """
     mode, fmt = g.get(dpu.FEATURE_MODE_CFG), g.get(dpu.DATA_FORMAT)
     flying = bool(mode.flying_mode)
     _check_modes(ctx, g, depthwise)
@@ -130,7 +148,8 @@ def execute(ctx: Context, g: Group, rdma: Group | None, cube: Cube, depthwise: b
         fmt.out_precision in OUTPUTS
         and fmt.in_precision == proc
         and proc in numerics.STORAGE
-        and (proc not in numerics.FLOATS) == cube.integer,
+        and (proc not in numerics.FLOATS) == cube.integer
+        and ONLY_OUTPUT.get(proc, fmt.out_precision) == fmt.out_precision,
         "dpu.precision",
         UNIT,
         f"has precisions in {int(fmt.in_precision)}, proc {int(proc)}, out "
@@ -150,17 +169,28 @@ def execute(ctx: Context, g: Group, rdma: Group | None, cube: Cube, depthwise: b
         v = _stage(ctx, bn, v, cube, bn_ops, None)
         v, code = _element_wise(ctx, g, rdma, v, cube, flying)
         out = _convert(ctx, g, v, cube, code)
-    _write(ctx, g, cube, out)
+    if flying:
+        _check_orig_channel(ctx, g, cube, out)
+    real = cube.real if flying else min(cube.real, g.get(dpu.DATA_CUBE_CHANNEL).orig_channel)
+    if real < out.shape[1]:
+        _pend(g, out[:, real:])
+    if ctx.garbage:
+        out.view(np.uint8)[...] = ctx.policy.poison
+    if mode.output_mode & TO_MEMORY:
+        _write(ctx, g, cube, out)
+    return out
 
 
 def _check_modes(ctx: Context, g: Group, depthwise: bool) -> None:
     mode, fmt = g.get(dpu.FEATURE_MODE_CFG), g.get(dpu.DATA_FORMAT)
     height, ow = g.get(dpu.DATA_CUBE_HEIGHT), g.get(dpu.BS_OW_CFG)
+    ctx.require(mode.output_mode != 0, "dpu.output_mode", UNIT, "has OUTPUT_MODE 0")
+    transposes = mode.tp_en or ow.tp_org_en
     ctx.require(
-        mode.output_mode == TO_MEMORY,
-        "dpu.output_mode",
+        not (transposes and mode.output_mode != TO_MEMORY) and not (mode.tp_en and ow.tp_org_en),
+        "dpu.not_modelled",
         UNIT,
-        f"has OUTPUT_MODE {mode.output_mode}",
+        f"has TP_EN {mode.tp_en}, TP_ORG_EN {ow.tp_org_en} with OUTPUT_MODE {mode.output_mode}",
     )
     unusual = {
         "NONALIGN": mode.nonalign,
@@ -171,6 +201,7 @@ def _check_modes(ctx: Context, g: Group, depthwise: bool) -> None:
     }
     for name, value in unusual.items():
         ctx.require(not value, "dpu.not_modelled", UNIT, f"has {name} {value}")
+    ctx.idle(UNIT, mode, "NONALIGN", "surf_len")
     ctx.require(
         mode.conv_mode == (ConvMode.DEPTHWISE if depthwise else ConvMode.DIRECT),
         "core.conv_mode",
@@ -203,6 +234,8 @@ def _stage(
         v = _alu(ctx, s, v, cube, ops)
     if cpend is not None and cube.sums is not None:
         v = _cpend(ctx, cpend, v, cube, ops)
+    if cpend is not None and cube.clip[0]:
+        v = core.truncate(v, *cube.clip)
     if not active:
         return v
     if not s.mul_bypass:
@@ -363,15 +396,6 @@ def _ew_operand(
     if rdma is None:
         ctx.report("dpu.missing_operand", UNIT, "EW reads a stream and DPU_RDMA is not started")
         return np.zeros((), v.dtype)
-    channels = g.get(dpu.DATA_CUBE_CHANNEL)
-    if flying:
-        ctx.require(
-            channels.orig_channel == channels.channel,
-            "dpu.orig_channel",
-            UNIT,
-            f"has ORIG_CHANNEL {channels.orig_channel}, CHANNEL {channels.channel} "
-            "with two operands",
-        )
     e, nbytes = dpu_rdma.ew_operand(ctx, rdma, flying, v.shape[1], proc)
     if not flying:
         dpu_rdma.check_precision(ctx, rdma, proc, None)
@@ -469,6 +493,23 @@ def _ew_operation(ctx: Context, g: Group, v: Array, e: Array, cube: Cube) -> Arr
             negative = scale.ew_truncate
         product = _shift(ctx, numerics.saturate(v) * e, scale.ew_truncate, negative)
     return np.where(v < 0, product, v) if cfg.ew_mul_prelu else product
+
+
+def _check_orig_channel(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
+    """Two streams in flying mode: else only lane 0 of each atom is right (board notes A.10)."""
+    cfg, count = g.get(dpu.EW_CFG), g.get(dpu.DATA_CUBE_CHANNEL)
+    alone = cfg.ew_bypass or not cfg.ew_lut_bypass or cfg.ew_op_bypass or not cfg.ew_op_src
+    alone = alone or (cfg.ew_alu_algo >= Algo.ABS and not cfg.ew_op_type)
+    if alone or count.orig_channel == count.channel:
+        return
+    ctx.report(
+        "dpu.orig_channel",
+        UNIT,
+        f"has ORIG_CHANNEL {count.orig_channel}, CHANNEL {count.channel} with two operands",
+    )
+    lanes = np.arange(out.shape[1]) % cube.lanes
+    raw = out.view(np.uint8).reshape(*out.shape, out.itemsize)
+    raw[:, lanes > 0] = ctx.policy.poison
 
 
 # -- output converter ------------------------------------------------------------------------
@@ -581,23 +622,21 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
         ctx.report("dpu.unaligned", UNIT, f"writes to {base:#x}")
     channels = out.shape[1]
     flying = bool(g.get(dpu.FEATURE_MODE_CFG).flying_mode)
-    real = cube.real if flying else min(cube.real, g.get(dpu.DATA_CUBE_CHANNEL).orig_channel)
-    if real < channels:
-        _pend(g, out[:, real:])
-    if ctx.garbage:
-        out.view(np.uint8)[...] = ctx.policy.poison
     if ow.tp_org_en:
         _write_transposed(ctx, g, cube, out)
         return
     if g.get(dpu.FEATURE_MODE_CFG).tp_en:
+        if g.get(dpu.WDMA_SIZE_0).tp_precision:
+            _write_blocks(ctx, g, out)
+            return
         out = _swap_axes(ctx, g, out)
         rows, cols = cols, rows
     per_group, rest = divmod(cube.lanes * out.itemsize, ATOM)
     ctx.require(
-        rest == 0 and 0 < per_group <= MAX_SURFACES,
-        "dpu.size_e_field",
+        rest == 0 and per_group > 0,
+        "dpu.not_modelled",
         UNIT,
-        f"writes {cube.lanes * out.itemsize} bytes a group and pixel",
+        f"writes {cube.lanes * out.itemsize} bytes a group and pixel, not whole atoms",
     )
     groups = -(-channels // cube.lanes)
     missing = groups * cube.lanes - channels
@@ -617,8 +656,16 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
     # board notes A.4: partial groups of int8 outputs hang; a partial atom in flying mode is padded
     partial = missing > 0 and not flying and not ctx.garbage
     written = channels // cube.lanes if partial else groups
+    # the field cannot say it: surfaces past SIZE_E stay unwritten, by the law of board notes A.4
+    narrow = per_group > MAX_SURFACES
     hang = programmed > per_group
-    if programmed != per_group and ctx.strict:
+    if narrow:
+        ctx.report(
+            "dpu.size_e_field",
+            UNIT,
+            f"writes {per_group} surfaces a group, SIZE_E counts to {MAX_SURFACES}",
+        )
+    elif programmed != per_group and ctx.strict:
         _report_size_e(ctx, programmed, per_group)
     surfaces = min(programmed, per_group)
     if hang:
@@ -632,7 +679,7 @@ def _write(ctx: Context, g: Group, cube: Cube, out: Array) -> None:
         "output",
         UNIT,
     )
-    if programmed != per_group and not ctx.strict:
+    if programmed != per_group and not narrow and not ctx.strict:
         _report_size_e(ctx, programmed, per_group)
     if partial:
         ctx.report(
@@ -653,14 +700,14 @@ def _pend(g: Group, lanes: Array) -> None:
 
 
 def _swap_axes(ctx: Context, g: Group, out: Array) -> Array:
-    """TP_EN: rows become columns; the write DMA has the new size (peer notes 2.5: one capture)."""
+    """TP_EN, other than above: rows become columns (peer notes 2.5: one capture).
+
+    The write DMA has the new size.
+    """
     rows, cols = size(g)
     wdma, flying = g.get(dpu.WDMA_SIZE_1), g.get(dpu.FEATURE_MODE_CFG).flying_mode
     ctx.require(
-        bool(flying)
-        and out.itemsize == 2
-        and not g.get(dpu.WDMA_SIZE_0).tp_precision
-        and (wdma.height_wdma, wdma.width_wdma) == (cols, rows),
+        bool(flying) and out.itemsize == 2 and (wdma.height_wdma, wdma.width_wdma) == (cols, rows),
         "dpu.not_modelled",
         UNIT,
         f"exchanges rows and columns of {rows}x{cols} px, {out.itemsize} bytes each, into "
@@ -668,6 +715,34 @@ def _swap_axes(ctx: Context, g: Group, out: Array) -> Array:
     )
     swapped = out.reshape(rows, cols, -1).transpose(1, 0, 2)
     return np.ascontiguousarray(swapped).reshape(out.shape)
+
+
+def _write_blocks(ctx: Context, g: Group, out: Array) -> None:
+    """TP_EN with 16-bit elements: 8 pixels by 8 channels change places in each surface.
+
+    One capture (register notes C.8): a line of 8 pixels, a write DMA of one column and a row per
+    surface.  Channel r of surface s becomes an atom at (s * SURFACE_ADD + r * DST_SURF_STRIDE).
+    GUESSED: the write DMA may step by its own lines, so both steps must be the same.
+    """
+    rows, cols = size(g)
+    wdma, pixels, channels = g.get(dpu.WDMA_SIZE_1), *out.shape
+    line = 1 + g.get(dpu.DATA_CUBE_NOTCH_ADDR).notch_addr_0
+    step = g.get(dpu.SURFACE_ADD).surf_add
+    ctx.require(
+        bool(g.get(dpu.FEATURE_MODE_CFG).flying_mode)
+        and out.itemsize == 2
+        and (rows, cols, pixels) == (1, TRANSPOSE, TRANSPOSE)
+        and channels % TRANSPOSE == 0
+        and (wdma.height_wdma, wdma.width_wdma) == (channels // TRANSPOSE, 1)
+        and line == step,
+        "dpu.not_modelled",
+        UNIT,
+        f"exchanges pixels and channels of {rows}x{cols} px of {channels} channels, "
+        f"{out.itemsize} bytes each, into {wdma.height_wdma}x{wdma.width_wdma} atoms, "
+        f"{step} and {line} atoms apart",
+    )
+    blocks = out.reshape(TRANSPOSE, channels // TRANSPOSE, TRANSPOSE).transpose(1, 2, 0)
+    _scatter_lanes(ctx, g, blocks[:, :, None, None, :], line)
 
 
 def _write_transposed(ctx: Context, g: Group, cube: Cube, out: Array) -> None:

@@ -37,6 +37,13 @@ FLYING_TYPES = (
     Precision.BF16,
     Precision.FP32,
 )
+UNPOOLING = (
+    "kernel_width",
+    "kernel_height",
+    "kernel_stride_width",
+    "kernel_stride_height",
+    "pooling_method",
+)
 SIZE_BYTES = {1: 1, 2: 2, 3: 4}  # ERDMA_DATA_SIZE, EDATA_SIZE
 
 
@@ -53,6 +60,8 @@ def check(ctx: Context, g: Group, flying: bool) -> None:
     """Rules that hold whenever DPU_RDMA is started."""
     mode, dma = g.get(dpu_rdma.RDMA_FEATURE_MODE_CFG), g.get(dpu_rdma.RDMA_SRC_DMA_CFG)
     ctx.require(not dma.unpooling_en, "dpu_rdma.unpooling", UNIT, "has UNPOOLING_EN set")
+    ctx.idle(UNIT, dma, "UNPOOLING_EN", *UNPOOLING)
+    ctx.idle(UNIT, g.get(dpu_rdma.RDMA_PAD_CFG), "UNPOOLING_EN", "pad_left", "pad_top", "pad_value")
     ctx.require(
         bool(mode.flying_mode) == flying,
         "start.incomplete",
@@ -243,7 +252,7 @@ def ew_operand(
         ctx.require(
             pitch == 1, "dpu_rdma.streams", UNIT, f"reads operands per channel {pitch} atoms apart"
         )
-        raw = ctx.space.read(base, channels * size, "ew", UNIT)
+        raw = ctx.space.read(base, channels * dtype.itemsize, "ew", UNIT)
         return np.ascontiguousarray(raw).view(dtype).reshape(1, -1), size
     ctx.require(
         cfg.erdma_data_mode == PER_PIXEL,
@@ -251,7 +260,7 @@ def ew_operand(
         UNIT,
         f"has ERDMA_DATA_MODE {cfg.erdma_data_mode}",
     )
-    surfaces = -(-channels * size // ATOM)
+    surfaces = -(-channels * dtype.itemsize // ATOM)  # of garbage where it is not ``size``
     if flying:
         atoms = _ew_atoms(ctx, g, base, surfaces)
     else:

@@ -6,6 +6,7 @@ outside a slope.  The model reproduces the error figures of about twenty board r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,53 +58,90 @@ class Port:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table as the registers say it, and where an index lies in it."""
+
+    value: Array  # for every index, as if this table had been chosen
+    under: Array  # at or before its start
+    over: Array  # at its last entry, past it, or past its end
+
+    @property
+    def hit(self) -> Array:
+        """Between its ends."""
+        return ~(self.under | self.over)
+
+
 def look_up(ctx: Context, g: Group, index: Array) -> Array:
-    """Integer indices (float64) -> integer codes (float64)."""
+    """Integer indices (float64) -> integer codes (float64).
+
+    Which table answers (NVDLA, register notes C.7): the one that is hit; where both are missed on
+    the same side UFLOW or OFLOW priority decides, where both are hit or missed on different sides
+    HYBRID priority.  With 0x68 and tables that adjoin at 0, as in every stream, that is LE below
+    0 and LO from 0 on (board notes A.11).
+    """
     cfg, info = g.get(dpu.LUT_CFG), g.get(dpu.LUT_INFO)
-    le_start, le_end = g.get(dpu.LUT_LE_START).lut_le_start, g.get(dpu.LUT_LE_END).lut_le_end
-    lo_start, lo_end = g.get(dpu.LUT_LO_START).lut_lo_start, g.get(dpu.LUT_LO_END).lut_lo_end
     ctx.require(
         cfg.lut_lo_le_mux == MUX and not cfg.lut_expand_en and not cfg.lut_road_sel,
         "lut.mode",
         UNIT,
         f"has LUT_CFG {cfg.word:#x}",
     )
-    ctx.require(
-        le_start <= le_end == lo_start <= lo_end,
-        "lut.mode",
-        UNIT,
-        f"has tables {le_start}..{le_end} and {lo_start}..{lo_end} that do not adjoin",
-    )
     width = g.get(dpu.DATA_CUBE_WIDTH).width
     if width > chip.MAX_LUT_LINE_ATOMS:
         ctx.report("lut.long_line", UNIT, f"looks up lines of {width} atoms")
     le_scale, le_shift = g.get(dpu.LUT_LE_SLOPE_SCALE), g.get(dpu.LUT_LE_SLOPE_SHIFT)
     lo_scale, lo_shift = g.get(dpu.LUT_LO_SLOPE_SCALE), g.get(dpu.LUT_LO_SLOPE_SHIFT)
-    tables = ctx.chip.tables.astype(np.float64)
-    out = np.where(
-        index < lo_start,
-        _inside(ctx, tables[LE], index - le_start, info.lut_le_index_select),
-        _inside(ctx, tables[LO], index - lo_start, info.lut_lo_index_select),
+    le = _table(
+        ctx,
+        LE,
+        index,
+        (g.get(dpu.LUT_LE_START).lut_le_start, g.get(dpu.LUT_LE_END).lut_le_end),
+        info.lut_le_index_select,
+        (le_scale.lut_le_slope_uflow_scale, le_shift.lut_le_slope_uflow_shift),
+        (le_scale.lut_le_slope_oflow_scale, le_shift.lut_le_slope_oflow_shift),
     )
-    below, above = index < le_start, index > lo_end
-    if below.any():
-        end = _inside(ctx, tables[LE], np.zeros(1), info.lut_le_index_select)[0]
-        out[below] = _outside(
-            end,
-            index[below] - le_start,
-            le_scale.lut_le_slope_uflow_scale,
-            le_shift.lut_le_slope_uflow_shift,
-        )
-    if above.any():
-        span = np.full(1, float(lo_end - lo_start))
-        end = _inside(ctx, tables[LO], span, info.lut_lo_index_select)[0]
-        out[above] = _outside(
-            end,
-            index[above] - lo_end,
-            lo_scale.lut_lo_slope_oflow_scale,
-            lo_shift.lut_lo_slope_oflow_shift,
-        )
-    return out
+    lo = _table(
+        ctx,
+        LO,
+        index,
+        (g.get(dpu.LUT_LO_START).lut_lo_start, g.get(dpu.LUT_LO_END).lut_lo_end),
+        info.lut_lo_index_select,
+        (lo_scale.lut_lo_slope_uflow_scale, lo_shift.lut_lo_slope_uflow_shift),
+        (lo_scale.lut_lo_slope_oflow_scale, lo_shift.lut_lo_slope_oflow_shift),
+    )
+    choose_lo = np.where(lo.hit & ~le.hit, True, bool(cfg.lut_hybrid_priority))
+    choose_lo = np.where(le.hit & ~lo.hit, False, choose_lo)
+    choose_lo = np.where(le.under & lo.under, bool(cfg.lut_uflow_priority), choose_lo)
+    choose_lo = np.where(le.over & lo.over, bool(cfg.lut_oflow_priority), choose_lo)
+    return np.where(choose_lo, lo.value, le.value)
+
+
+def _table(
+    ctx: Context,
+    number: int,
+    index: Array,
+    ends: tuple[int, int],
+    select: int,
+    down: tuple[int, int],
+    up: tuple[int, int],
+) -> Table:
+    """Look all indices up in one table.  ``down``, ``up``: (scale, shift) of the slopes outside."""
+    entries = ctx.chip.tables[number].astype(np.float64)
+    start, end = ends
+    ctx.require(
+        start <= end, "lut.mode", UNIT, f"has table {number} from {start} to {end}, its end first"
+    )
+    over = (index > end) | (index - start >= (LUT_ENTRIES - 1) << select)
+    under = (index <= start) & ~over
+    value = _inside(ctx, entries, index - start, select)
+    if under.any():
+        value[under] = _outside(entries[0], index[under] - start, *down)
+    past = over & (index > end)  # the last entry itself needs no slope
+    if past.any():
+        last = _inside(ctx, entries, np.full(1, float(end - start)), select)[0]
+        value[past] = _outside(last, index[past] - end, *up)
+    return Table(value, under, over)
 
 
 def _inside(ctx: Context, table: Array, at: Array, select: int) -> Array:

@@ -10,6 +10,8 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from opennpu.emu import lut, timing, units
 from opennpu.emu.context import Context, OnChip
 from opennpu.emu.memory import AddressSpace, MemoryFault
@@ -422,7 +424,8 @@ class Machine:
                     f"has group {armed} armed and waits for group {unit.run_group}",
                 )
             groups[unit.block.name] = unit.groups[armed]
-        units.execute(ctx, groups)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # they are data here
+            units.execute(ctx, groups)
         events: dict[str, int] = {}
         for unit in todo:
             fields = DONE.get(unit.block.name)

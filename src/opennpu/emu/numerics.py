@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -43,11 +43,21 @@ class Policy:
     """What leaves CORE past 32 bits.  int16 saturates: MEASURED (A.7); int8 is unmeasured."""
 
     clip_truncate: Literal["first", "last"] = "first"
-    """Where CLIP_TRUNCATE shifts: before bias and CPEND, or after CPEND.  GUESSED (README)."""
+    """Where CLIP_TRUNCATE shifts: before bias and CPEND, or after CPEND.  GUESSED (README).
+
+    Mesa's words, which boards run, are TFLite's result with ``last`` only (tests/teflon)."""
 
     int8_pad: Literal["lanes", "low_byte"] = "lanes"
     """PAD_CON1 for int8.  lanes: in each 64 channels the odd ones of the first 32 read byte 1,
     all others byte 0.  MEASURED (A.8: the low byte alone fails 227 of 4,096 silicon bytes)."""
+
+    group_rows: Literal["width", "stride"] = "width"
+    """Rows inside a group of four lines.  width: W atoms apart.  stride: a quarter of LINE_STRIDE.
+    GUESSED: all producers write LINE_STRIDE = 4 * W (register notes B.5, I-1)."""
+
+    padded_channels: Literal["counted", "masked"] = "counted"
+    """Channels past DATAIN_CHANNEL_REAL.  counted: they take part in products and sums of inputs.
+    masked: they are 0.  GUESSED: weights of producers cancel them (register notes B.4, I-7)."""
 
     bn_order: Literal["mul_alu", "alu_mul"] = "mul_alu"
     """Order inside BN.  mul_alu: the multiplier comes first, the addend is in its output domain.
@@ -78,6 +88,10 @@ class Policy:
 
     average_float: Literal["once", "twice"] = "once"
     """fp16 average.  once: sum * rw * rh, one rounding (A.12).  twice: fp17 after each (NVDLA)."""
+
+    pool_padding: Literal["ignored", "compared"] = "ignored"
+    """Padding elements of max and min pooling.  ignored: NVDLA.  compared: PADDING_VALUE takes
+    part, which streams set to the smallest value.  Open (register notes D.3, I-12)."""
 
     requant_block: Literal[8, 4] = 8
     """Channels per block of per-channel operands.  8: RK3588 (A.9).  4: RV1106."""
@@ -199,21 +213,27 @@ HALF_SCALE = 2.0**24  # every finite fp16 is a multiple of 2**-24
 LIMB = 1 << 20  # splits fp16 * 2**24, below 2**40, in two
 
 
-def exact_by_size(x: Array, w: Array, k: int, scale: float) -> bool:
-    """Is every sum of ``k`` products of an x and a w exact in float64, whatever its order?
+EXACT = 2.0**53 * (1 - 2.0**-40)  # what float64 holds, less the rounding of norms
 
-    True when all products are multiples of one power of two and k * max|x| * max|w| stays
-    below 2**53 times it.  ``scale``: a power of two that makes all elements integers below
-    2**62; elements are finite.
+
+def spans(a: F64, norms: F64) -> F64:
+    """Of each row: ``norms`` over the largest power of two that divides all its elements.
+
+    Where the product of two rows' spans is below `EXACT`, a float64 sum of their products is
+    exact, whatever its order: all partial sums are multiples of one power of two, and
+    none is greater than the product of the norms.  Infinite where that is not known.
     """
-    bound = k
-    for a in (x, w):
-        whole = np.abs(a * scale).astype(np.int64)
-        if not whole.size or not (top := int(whole.max())):
-            return True
-        union = int(np.bitwise_or.reduce(whole, axis=None))
-        bound *= top // (union & -union)
-    return bound < 1 << 53
+    top = float(np.abs(a).max(initial=0))
+    if not math.isfinite(top):
+        return np.full(norms.shape, np.inf)
+    scale = 2.0 ** (61 - math.frexp(top)[1])
+    scaled = a * scale
+    whole = scaled.astype(np.int64)
+    union = np.bitwise_or.reduce(whole, axis=-1)  # signs do not move the lowest bit
+    step = np.maximum(union & -union, 1).astype(np.float64)
+    lost = (whole != scaled).any(axis=-1)
+    out: F64 = np.where(lost, np.inf, norms * scale / step)
+    return out
 
 
 BLOCK = (32, 256)
@@ -222,56 +242,78 @@ BLOCK = (32, 256)
 gives where cores are busy (MobileNetV2: 0.55 s instead of 2.6 s on two loaded cores)."""
 
 
-def add_exact_groups(
-    out: F32, x: F64, w: F64, x_norm: F64, w_norm: F64, *, proven: bool, half: bool
-) -> None:
-    """out += exact_group(x, w), in fp32, in blocks.  w: [O, k], kernel by kernel."""
+class Rows(NamedTuple):
+    """One operand of a product, row by row: [rows, k]."""
+
+    values: F64
+    norms: F64
+    spans: F64 | None = None  # None: nobody looked; checking every sum is cheaper for few rows
+
+    def part(self, at: int, n: int) -> Rows:
+        spans = None if self.spans is None else self.spans[at : at + n]
+        return Rows(self.values[at : at + n], self.norms[at : at + n], spans)
+
+
+def rows_of(values: F64, spanned: bool) -> Rows:
+    """Rows over the last axis, with what is to be known of them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms: F64 = np.sqrt(np.einsum("...c,...c->...", values, values))
+    return Rows(values, norms, spans(values, norms) if spanned else None)
+
+
+def add_exact_groups(out: F32, x: Rows, w: Rows, *, half: bool) -> None:
+    """out += exact_group(x, w), in fp32, in blocks."""
     high, wide = BLOCK
     high = max(high, high * wide // max(1, min(wide, out.shape[1])))
     for p in range(0, out.shape[0], high):
-        rows = x[p : p + high]
+        rows = x.part(p, high)
         for o in range(0, out.shape[1], wide):
-            sums = exact_group(
-                rows,
-                w[o : o + wide].T,
-                x_norm[p : p + high],
-                w_norm[o : o + wide],
-                proven=proven,
-                half=half,
-            )
+            sums = exact_group(rows, w.part(o, wide), half=half)
             with np.errstate(over="ignore", invalid="ignore"):
                 out[p : p + high, o : o + wide] += sums
 
 
-def exact_group(x: F64, w: F64, x_norm: F64, w_norm: F64, *, proven: bool, half: bool) -> F32:
-    """[P, k] x [k, O] -> fp32 [P, O]: each sum exact, then one rounding to nearest even.
+def exact_group(x: Rows, w: Rows, *, half: bool) -> F32:
+    """[P, k] x [O, k] -> fp32 [P, O]: each sum exact, then one rounding to nearest even.
 
-    The product of two elements of at most 24 bits is exact in float64.  A float64 matrix
-    product errs by at most k * 2**-53 * |x||w|, so where both ends of that interval round to
-    the same fp32 the result is right; the few others are summed exactly.
+    The product of two elements of at most 24 bits is exact in float64.  Where the rows' spans
+    show that their sum is, too, there is nothing to do.  Else a float64 matrix product errs by at
+    most k * 2**-53 * |x||w|, so where both ends of that interval round to the same fp32 the
+    result is right; the few others are summed exactly.
 
-    Arguments:
-        x_norm, w_norm: Euclidean norms of the rows of x and the columns of w.
-        proven: `exact_by_size` holds, nothing needs checking.
-        half: elements are fp16 (a faster exact path).
+    half: elements are fp16 (a faster exact path).
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        s: F64 = x @ w
-        if proven:
-            return _single(s)
-        e = np.multiply.outer(x_norm * (2.02 * (x.shape[1] + 1) * U64), w_norm)
+        s: F64 = x.values @ w.values.T
+        if x.spans is None or w.spans is None:
+            return _checked(s, x, w, half)
+        out = _single(s)
+        (open_rows,) = np.nonzero(~(x.spans * w.spans.max() < EXACT))
+        if open_rows.size:
+            few = Rows(x.values[open_rows], x.norms[open_rows], x.spans[open_rows])
+            out[open_rows] = _checked(s[open_rows], few, w, half)
+    return out
+
+
+def _checked(s: F64, x: Rows, w: Rows, half: bool) -> F32:
+    """`exact_group` from the float64 product ``s``, of which each sum is looked at."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        e = np.multiply.outer(x.norms * (2.02 * (x.values.shape[1] + 1) * U64), w.norms)
         low = _single(s - e)
         high = _single(np.add(s, e, out=e))
         doubtful = low != high
         if not doubtful.any():
             return low
         out = _single(s)
-    out = np.where(doubtful, out, low)
-    doubtful &= np.isfinite(s)
+        out = np.where(doubtful, out, low)
+        doubtful &= np.isfinite(s)
+        if x.spans is not None and w.spans is not None:
+            doubtful &= ~(np.multiply.outer(x.spans, w.spans) < EXACT)
     rows, cols = np.nonzero(doubtful)
     for at in range(0, rows.size, 1 << 15):
         r, c = rows[at : at + (1 << 15)], cols[at : at + (1 << 15)]
-        out[r, c] = exact_half_sums(x[r], w.T[c]) if half else exact_sums(x[r] * w.T[c])
+        a, b = x.values[r], w.values[c]
+        out[r, c] = exact_half_sums(a, b) if half else exact_sums(a * b)
     return out
 
 

@@ -1,4 +1,6 @@
-"""PPU: average, max and min pooling of a cube from memory (board notes A.12, register notes D).
+"""PPU: average, max and min pooling (board notes A.12, register notes D).
+
+The cube comes from memory or straight from the DPU (FLYING_MODE 0: TRM, register notes D.2).
 
 Max and min ignore padding elements (NVDLA; reference/README.md).  Averages add PADDING_VALUE
 for each padding element and always divide by the whole window.
@@ -6,6 +8,7 @@ for each padding element and always divide by the whole window.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,15 +29,28 @@ SOURCE_FORMATS = {Precision.INT8: (1, 2), Precision.FP16: (2,)}  # RDMA in_preci
 ROW_ELEMENTS = 1 << 18  # output elements worked on at a time
 
 
-def execute(ctx: Context, g: Group, rdma: Group) -> None:
-    """Pool one cube."""
+@dataclass(frozen=True, slots=True)
+class FromDpu:
+    """What the DPU hands over: [pixels, channels] in its output type."""
+
+    values: Array
+    size: tuple[int, int]  # rows, columns
+    precision: Precision
+    flying: bool  # that DPU itself reads memory
+
+
+def execute(ctx: Context, g: Group, source: Group | FromDpu) -> None:
+    """Pool one cube.  ``source``: the registers of PPU_RDMA, or the DPU's output."""
     mode, fmt = g.get(ppu.OPERATION_MODE_CFG), g.get(ppu.DATA_FORMAT)
     p = fmt.proc_precision
+    direct = isinstance(source, FromDpu)
     ctx.require(
-        mode.flying_mode == 1 and not fmt.dpu_flyin,
+        bool(mode.flying_mode) != direct
+        and bool(fmt.dpu_flyin) == (isinstance(source, FromDpu) and source.flying),
         "ppu.source",
         UNIT,
-        f"has FLYING_MODE {mode.flying_mode}, DPU_FLYIN {fmt.dpu_flyin}",
+        f"has FLYING_MODE {mode.flying_mode}, DPU_FLYIN {fmt.dpu_flyin} and is fed by the "
+        f"{'DPU' if direct else 'PPU_RDMA'}",
     )
     ctx.require(not mode.index_en, "ppu.index", UNIT, "has INDEX_EN set")
     surf = g.get(ppu.DST_SURF_STRIDE).dst_surf_stride
@@ -46,11 +62,12 @@ def execute(ctx: Context, g: Group, rdma: Group) -> None:
     )
     misc = g.get(ppu.MISC_CTRL)
     ctx.require(
-        not misc.nonalign and not misc.mc_surf_out,
+        not misc.nonalign and not misc.mc_surf_out and not mode.use_cnt,
         "ppu.not_modelled",
         UNIT,
-        f"has NONALIGN {misc.nonalign}, MC_SURF_OUT {misc.mc_surf_out}",
+        f"has NONALIGN {misc.nonalign}, MC_SURF_OUT {misc.mc_surf_out}, USE_CNT {mode.use_cnt}",
     )
+    ctx.idle(UNIT, misc, "NONALIGN", "surf_len")
     ctx.require(p in SOURCE_FORMATS, "ppu.type", UNIT, f"has precision {int(p)}")
     ctx.require(
         mode.pooling_method in (PoolingMethod.AVERAGE, PoolingMethod.MAX, PoolingMethod.MIN),
@@ -58,13 +75,23 @@ def execute(ctx: Context, g: Group, rdma: Group) -> None:
         UNIT,
         f"has POOLING_METHOD {int(mode.pooling_method)}",
     )
-    source = ppu_rdma.source_format(rdma)
-    ctx.require(
-        source in SOURCE_FORMATS[p],
-        "ppu.precision",
-        UNIT,
-        f"pools {p.name} with RDMA_DATA_FORMAT {source}",
-    )
+    if isinstance(source, FromDpu):
+        ctx.require(
+            source.precision is p,
+            "ppu.precision",
+            UNIT,
+            f"pools {p.name}, the DPU puts out {source.precision.name}",
+        )
+        comes = (*source.size, source.values.shape[1])
+    else:
+        form = ppu_rdma.source_format(source)
+        ctx.require(
+            form in SOURCE_FORMATS[p],
+            "ppu.precision",
+            UNIT,
+            f"pools {p.name} with RDMA_DATA_FORMAT {form}",
+        )
+        comes = ppu_rdma.size(source)
     have = (
         g.get(ppu.DATA_CUBE_IN_HEIGHT).cube_in_height,
         g.get(ppu.DATA_CUBE_IN_WIDTH).cube_in_width,
@@ -72,10 +99,11 @@ def execute(ctx: Context, g: Group, rdma: Group) -> None:
     )
     out_channels = g.get(ppu.DATA_CUBE_OUT_CHANNEL).cube_out_channel
     ctx.require(
-        ppu_rdma.size(rdma) == have,
+        comes == have,
         "ppu.geometry",
         UNIT,
-        f"takes rows, columns, channels {have}, PPU_RDMA reads {ppu_rdma.size(rdma)}",
+        f"takes rows, columns, channels {have}, the {'DPU' if direct else 'PPU_RDMA'} gives "
+        f"{comes}",
     )
     ctx.require(
         have[2] == out_channels,
@@ -83,8 +111,22 @@ def execute(ctx: Context, g: Group, rdma: Group) -> None:
         UNIT,
         f"has {have[2]} channels in and {out_channels} out",
     )
-    raw = ppu_rdma.fetch(ctx, rdma, chip.elements_per_atom(p))
-    _pool(ctx, g, numerics.elements(raw, p), p)
+    lanes = chip.elements_per_atom(p)
+    if isinstance(source, FromDpu):
+        _pool(ctx, g, _surfaces(source, numerics.STORAGE[p], lanes), p)
+    else:
+        _pool(ctx, g, numerics.elements(ppu_rdma.fetch(ctx, source, lanes), p), p)
+
+
+def _surfaces(source: FromDpu, dtype: np.dtype[Any], lanes: int) -> Array:
+    """The DPU's output as [surface, row, column, lane]."""
+    rows, cols = source.size
+    channels = source.values.shape[1]
+    surfaces = -(-channels // lanes)
+    out = np.zeros((rows * cols, surfaces * lanes), dtype)
+    if source.values.dtype == dtype:  # else ppu.precision: all of the output is poison
+        out[:, :channels] = source.values
+    return out.reshape(rows, cols, surfaces, lanes).transpose(2, 0, 1, 3)
 
 
 def _pool(ctx: Context, g: Group, x: Array, p: Precision) -> None:
@@ -123,7 +165,7 @@ def _pool(ctx: Context, g: Group, x: Array, p: Precision) -> None:
     ctx.mac_cycles += surfaces * max(rows * cols, height * width)
     method = mode.pooling_method
     dtype: npt.DTypeLike = np.float32 if method != PoolingMethod.AVERAGE else np.float64
-    fill = _fill(g, p, method)
+    fill = _fill(ctx, g, p, method)
     out = np.empty((surfaces, rows, cols, lanes), numerics.STORAGE[p])
     top, left = pad.pad_top, pad.pad_left
     use_h, use_w = max(0, min(height, need_h - top)), max(0, min(width, need_w - left))
@@ -169,12 +211,10 @@ def _pool(ctx: Context, g: Group, x: Array, p: Precision) -> None:
     )
 
 
-def _fill(g: Group, p: Precision, method: int) -> float:
+def _fill(ctx: Context, g: Group, p: Precision, method: int) -> float:
     """What a padding element counts as."""
-    if method == PoolingMethod.MAX:
-        return -np.inf
-    if method == PoolingMethod.MIN:
-        return np.inf
+    if method != PoolingMethod.AVERAGE and ctx.policy.pool_padding == "ignored":
+        return -np.inf if method == PoolingMethod.MAX else np.inf
     word = g.get(ppu.PADDING_VALUE_1_CFG).pad_value_0
     if p is Precision.FP16:
         return float(numerics.float16_of_bits(word))

@@ -1,4 +1,4 @@
-"""One started set of units: CNA → CORE → DPU, memory → DPU, or memory → PPU.
+"""One started set of units: CNA → CORE → DPU, memory → DPU, memory → PPU, DPU → PPU.
 
 Checks what the units must agree on, then passes data from one to the next.
 """
@@ -20,6 +20,7 @@ Groups = dict[str, Group]
 CONVOLUTION = frozenset({"CNA", "CORE", "DPU"})
 FLYING = frozenset({"DPU", "DPU_RDMA"})
 POOLING = frozenset({"PPU", "PPU_RDMA"})
+DIRECT_POOLING = frozenset({"PPU"})  # of what the DPU puts out
 PARTIAL_GROUP_STEP = 16  # of fp16 kernel counts in CORE and DPU; reference/README.md, tails
 
 
@@ -29,24 +30,34 @@ def execute(ctx: Context, groups: Groups) -> None:
     dpu_path, ppu_path = started - POOLING, started & POOLING
     ctx.require(
         dpu_path in (frozenset(), FLYING, CONVOLUTION, CONVOLUTION | FLYING)
-        and ppu_path in (frozenset(), POOLING)
+        and ppu_path in (frozenset(), POOLING, DIRECT_POOLING)
         and bool(started),
         "start.incomplete",
         "PC",
         f"starts {', '.join(sorted(started)) or 'nothing'}",
     )
+    direct = ppu_path == DIRECT_POOLING
+    ctx.require(
+        direct == (bool(dpu_path) and dpu.feeds_ppu(groups["DPU"])),
+        "start.incomplete",
+        "DPU",
+        "does not feed the PPU, which waits" if direct else "feeds the PPU, which takes nothing",
+    )
+    made: ppu.FromDpu | None = None
     if dpu_path >= CONVOLUTION:
-        convolve(ctx, groups)
+        made = convolve(ctx, groups)
     elif dpu_path:
-        fly(ctx, groups)
-    if ppu_path:
+        made = fly(ctx, groups)
+    if direct and made is not None:
+        ppu.execute(ctx, groups["PPU"], made)
+    elif ppu_path:
         ppu.execute(ctx, groups["PPU"], groups["PPU_RDMA"])
     if not dpu_path >= CONVOLUTION:  # reuse needs the fetching task just before: register notes B.6
         ctx.chip.features.valid = ctx.chip.weights.valid = False
 
 
-def convolve(ctx: Context, groups: Groups) -> None:
-    """CNA, CORE, DPU, and DPU_RDMA where it is started."""
+def convolve(ctx: Context, groups: Groups) -> ppu.FromDpu:
+    """CNA, CORE, DPU, and DPU_RDMA where it is started.  Returns what the PPU gets."""
     c, m, d = groups["CNA"], groups["CORE"], groups["DPU"]
     rdma = groups.get("DPU_RDMA")
     flying = d.get(dpu_regs.FEATURE_MODE_CFG).flying_mode
@@ -82,11 +93,11 @@ def convolve(ctx: Context, groups: Groups) -> None:
     weights = cna.fetch_weights(ctx, c, geo)
     cna.check_channel_real(ctx, c, geo, weights)
     cube = core.execute(ctx, m, geo, features, weights)
-    dpu.execute(ctx, d, rdma, cube, geo.depthwise)
+    return _hand_over(d, dpu.execute(ctx, d, rdma, cube, geo.depthwise))
 
 
-def fly(ctx: Context, groups: Groups) -> None:
-    """DPU_RDMA feeds the DPU from memory."""
+def fly(ctx: Context, groups: Groups) -> ppu.FromDpu:
+    """DPU_RDMA feeds the DPU from memory.  Returns what the PPU gets."""
     d, rdma = groups["DPU"], groups["DPU_RDMA"]
     flying = d.get(dpu_regs.FEATURE_MODE_CFG).flying_mode
     ctx.require(bool(flying), "start.incomplete", "DPU", "waits for CORE, which is not started")
@@ -99,7 +110,12 @@ def fly(ctx: Context, groups: Groups) -> None:
     cube = dpu_rdma.main_stream(ctx, rdma)
     if cube.values.shape[1] > channels:  # CHANNEL counts whole atoms or the lanes that are used
         cube = dpu_rdma.crop(cube, channels)
-    dpu.execute(ctx, d, rdma, cube, False)
+    return _hand_over(d, dpu.execute(ctx, d, rdma, cube, False))
+
+
+def _hand_over(d: Group, out: ppu.Array) -> ppu.FromDpu:
+    flying = bool(d.get(dpu_regs.FEATURE_MODE_CFG).flying_mode)
+    return ppu.FromDpu(out, dpu.size(d), dpu.output_type(d), flying)
 
 
 # -- agreement between units -----------------------------------------------------------------
@@ -205,7 +221,9 @@ def _check_groups(ctx: Context, m: Group, d: Group, geo: cna.Geometry) -> None:
     lanes = chip.KERNEL_GROUP[geo.precision]
     ragged = geo.kernels % lanes or channels % lanes
     if geo.precision is Precision.INT8 and out is Precision.INT8:
-        if ragged and ctx.strict:  # in hardware mode the DPU hangs after the whole groups
+        # in hardware mode the DPU hangs after the whole groups; any number of kernels in whole
+        # groups of channels is what Mesa runs on boards (register notes E.2, F.4)
+        if channels % lanes and ctx.strict:
             ctx.report(
                 "core.partial_group",
                 "CORE",

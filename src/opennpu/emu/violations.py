@@ -80,11 +80,14 @@ RULES: dict[str, Rule] = {
         "TRM S_POINTER",
     ),
     "start.incomplete": Rule(
-        H, "Start CNA, CORE and DPU together, DPU with DPU_RDMA, PPU with PPU_RDMA", "TRM; A.0"
+        H,
+        "Start CNA, CORE and DPU together, DPU with DPU_RDMA, PPU with PPU_RDMA or a feeding DPU",
+        "TRM; board notes A.0",
     ),
     "work.too_much": Rule(
         H, "Make the task smaller; raise Policy.max_macs or max_bytes if it is meant", "limit"
     ),
+    "fields.idle": Rule(W, "Write the default while the mode that reads it is off", "TRM"),
     # -- CNA ---------------------------------------------------------------------------------
     "cna.geometry": Rule(
         H, "Program one output size in CNA, CORE and DPU", "register notes B.3, 683 of 683 rows"
@@ -117,7 +120,9 @@ RULES: dict[str, Rule] = {
     ),
     "cna.entries_tight": Rule(W, "Use the refined rule of board notes A.2", "board notes A.2"),
     "cna.grains": Rule(
-        W, "Program FEATURE_GRAINS of at least the kernel rows", "register notes B.7"
+        W,
+        "Program FEATURE_GRAINS of at least the kernel rows, at most those that the banks hold",
+        "register notes B.7 EMU 10",
     ),
     "cna.converter": Rule(
         U, "Convert int8 and int16 only, else bypass the converter", "register notes B.8"
@@ -139,6 +144,9 @@ RULES: dict[str, Rule] = {
     "cna.decompression_short": Rule(
         G, "Give DCOMP_AMOUNT the 16-byte blocks of each lane, less one", "register notes B.11"
     ),
+    "cna.decompression_long": Rule(
+        W, "Give DCOMP_AMOUNT the 16-byte blocks of each lane, less one", "register notes B.11"
+    ),
     "cna.padding_value": Rule(U, "Pad this element type with 0", "board notes F, last line"),
     "cna.deconv": Rule(
         U, "Lower the transposed convolution to a dilated input", "board notes A.13"
@@ -146,7 +154,9 @@ RULES: dict[str, Rule] = {
     "cna.debug": Rule(U, "Leave CSC_DO_EN, CSC_WO_EN and CMD_FIFO_SRST at 0", "TRM CONV_CON2"),
     "cna.kernel_group": Rule(U, "Leave KERNEL_GROUP at 1", "register notes B.2: always so"),
     "cna.nn_mode": Rule(U, "Leave NN_MODE at 0", "register notes I-15: no stream sets it"),
-    "cna.surf_mode": Rule(U, "Leave DATA_SIZE3.SURF_MODE at 0", "TRM; no stream uses it"),
+    "cna.surf_mode": Rule(
+        U, "Leave DATA_SIZE3.SURF_MODE at 0 or 1, one surface", "TRM; no stream uses more"
+    ),
     "cbuf.banks": Rule(
         G, "Give data and weights at least one bank each and 12 together", "register notes B.6"
     ),
@@ -200,7 +210,9 @@ RULES: dict[str, Rule] = {
     "core.clip_float": Rule(U, "Leave CLIP_TRUNCATE at 0 in float modes", "TRM"),
     # -- DPU ---------------------------------------------------------------------------------
     "dpu.tf32": Rule(
-        H, "Program precision 5 in the DPU behind a tf32 convolution", "A.1: nothing is written"
+        H,
+        "Program precision 5 in the DPU behind a tf32 convolution",
+        "board notes A.1: nothing is written",
     ),
     "dpu.precision": Rule(U, "Use a precision triple of board notes A.1", "board notes A.1"),
     "dpu.size_e_small": Rule(
@@ -214,13 +226,17 @@ RULES: dict[str, Rule] = {
         "board notes A.4: first atoms written, then a hang",
     ),
     "dpu.size_e_field": Rule(
-        U, "Choose an output type whose kernel group fits 8 surfaces", "board notes A.4"
+        L,
+        "Choose an output type whose kernel group fits 8 surfaces",
+        "board notes A.4: depthwise int8 to int32 needs 16",
     ),
     "dpu.surface_add": Rule(
         W, "Program SURFACE_ADD = (SIZE_E + 1) * DST_SURF_STRIDE", "board notes A.4"
     ),
     "dpu.geometry": Rule(H, "Program one size in DPU, WDMA and DPU_RDMA", "board notes A.5"),
-    "dpu.output_mode": Rule(U, "Write to memory only: OUTPUT_MODE = 2", "register notes D.2"),
+    "dpu.output_mode": Rule(
+        U, "Send the output to memory (bit 1 of OUTPUT_MODE), the PPU (bit 0) or both", "TRM"
+    ),
     "dpu.not_modelled": Rule(U, "Use the bypass value of this field", "register notes C.8"),
     "dpu.offset_pend": Rule(U, "Leave OFFSET_PEND at 0 for 32-bit outputs", "register notes C.8"),
     "dpu.transposed_group": Rule(
@@ -240,7 +256,7 @@ RULES: dict[str, Rule] = {
         G, "Keep OUT_CVT_SHIFT below 64; floats take MINUS_EXP", "reference/README.md"
     ),
     "dpu.orig_channel": Rule(
-        G,
+        L,
         "Program ORIG_CHANNEL = CHANNEL: else only lane 0 of each atom is right",
         "board notes A.10",
     ),
@@ -264,7 +280,9 @@ RULES: dict[str, Rule] = {
         U, "Write the same constant to all eight EW_OP_VALUE registers", "hw: lane order unknown"
     ),
     "ew.minmax_mode": Rule(U, "Leave EW_BINARY_EN at 0", "TRM; no stream uses it"),
-    "lut.mode": Rule(U, "Program LUT_CFG = 0x68 and two adjoining tables", "board notes A.11"),
+    "lut.mode": Rule(
+        U, "Program LUT_LO_LE_MUX 2, and tables that end after they start", "board notes A.11"
+    ),
     "lut.long_line": Rule(
         W,
         "Keep lines of table look-ups within 4096 atoms: 8191 corrupt about 54 elements",
@@ -305,9 +323,15 @@ RULES: dict[str, Rule] = {
     "ppu.precision": Rule(G, "RDMA_DATA_FORMAT is 1 for int8, 2 for fp16", "board notes A.12"),
     "ppu.type": Rule(U, "Pool int8 or fp16", "board notes A.12"),
     "ppu.method": Rule(U, "Use average, max or min", "TRM"),
-    "ppu.source": Rule(U, "Feed the PPU from memory: FLYING_MODE = 1", "register notes D.2"),
+    "ppu.source": Rule(
+        H,
+        "Set FLYING_MODE exactly when PPU_RDMA feeds the PPU, DPU_FLYIN as the DPU's FLYING_MODE",
+        "register notes D.2",
+    ),
     "ppu.index": Rule(U, "Leave INDEX_EN at 0", "TRM; no stream uses it"),
-    "ppu.channels": Rule(U, "Use whole 16-byte atoms of channels, alike in and out", "A.12"),
+    "ppu.channels": Rule(
+        U, "Use whole 16-byte atoms of channels, alike in and out", "board notes A.12"
+    ),
     "ppu.not_modelled": Rule(U, "Use the usual value of this field", "register notes D"),
 }
 """Rule id -> effect, remedy, source.  Ids are stable: tests and users match them."""

@@ -26,6 +26,7 @@ from opennpu.emu.machine import Machine
 from opennpu.emu.memory import AddressSpace
 from opennpu.errors import DeviceError, InputError, ViolationError
 from opennpu.hw.rk3588 import chip
+from opennpu.tools.fakeroot import fake_root
 from opennpu.tools.trace import Tracer, WatchedSpace
 
 SOURCE = "opennpu_shim.c"
@@ -131,21 +132,6 @@ class Report(Observer):
             yield f"{n} times: {sentence}" if n > 1 else sentence
 
 
-@contextlib.contextmanager
-def _dev_folder(nodes: Sequence[str]) -> Iterator[str]:
-    """A folder with the names of /dev/accel and /dev/dri, and those of ``nodes``."""
-    with tempfile.TemporaryDirectory(prefix="opennpu-dev-") as root:
-        for kind in ("accel", "dri"):
-            mine = [n for n in nodes if n.startswith(f"/dev/{kind}/")]
-            with contextlib.suppress(FileNotFoundError):
-                mine += os.listdir(f"/dev/{kind}")
-            for name in mine:
-                place = Path(root, kind, os.path.basename(name))
-                place.parent.mkdir(exist_ok=True)
-                place.touch()
-        yield root
-
-
 def interface(text: str) -> tuple[int, int]:
     """A rocket interface version."""
     if text not in INTERFACES:
@@ -190,8 +176,8 @@ def emulate(
         space=WatchedSpace if tracer else AddressSpace,
     )
     server = Server(kernel)
-    with _dev_folder([n for n in NUMBERS if n in kernel.nodes]) as dev:
-        env = {**os.environ, "OPENNPU_EMULATE": server.name, "OPENNPU_EMULATE_DEV": dev}
+    with fake_root({n: number for n, number in NUMBERS.items() if n in kernel.nodes}) as root:
+        env = {**os.environ, "OPENNPU_EMULATE": server.name, "OPENNPU_EMULATE_ROOT": str(root)}
         if target == platform.machine():
             others = os.environ.get("LD_PRELOAD", "")
             env["LD_PRELOAD"] = f"{library}:{others}" if others else str(library)

@@ -88,7 +88,8 @@ class WatchedSpace(AddressSpace):
         """Begin anew; ``first_touch`` gets the IOVA of a mapping before it is used."""
         self._first_touch = first_touch
         self._touched: set[int] = set()
-        self._after: dict[int, tuple[bytearray, list[tuple[int, int]]]] = {}
+        self._after: dict[int, tuple[Bytes, list[tuple[int, int]]]] = {}
+        self._copies = AddressSpace()
 
     def map(self, iova: int, data: Bytes, *, read: bool = True, write: bool = True) -> None:
         super().map(iova, data, read=read, write=write)
@@ -107,8 +108,9 @@ class WatchedSpace(AddressSpace):
     def write(self, iova: int, data: bytes | Bytes, stream: str = "output", unit: str = "") -> None:
         n = len(data)
         self._touch(iova, iova + n)
+        self._copy(iova, iova + n)
+        self._copies.write(iova, data, stream, unit)
         super().write(iova, data, stream, unit)
-        self._keep(iova, iova + n)
 
     def gather(
         self,
@@ -132,25 +134,26 @@ class WatchedSpace(AddressSpace):
     ) -> None:
         reach = _reach(iova, counts, strides)
         self._touch(*reach)
+        self._copy(*reach)
+        self._copies.scatter(iova, counts, strides, data, stream, unit)
         super().scatter(iova, counts, strides, data, stream, unit)
-        self._keep(*reach)
 
-    def _keep(self, first: int, end: int) -> None:
-        """At once: a program that polls its output may go on before the job has ended."""
+    def _copy(self, first: int, end: int) -> None:
+        """Have copies of the mappings that are to be written, for the same writes: a program that
+        polls its output may go on, and change it, before anybody can look at the original."""
         for start, data in self.mapped.items():
             low, high = max(first - start, 0), min(end - start, data.size)
             if low < high:
                 if start not in self._after:
-                    self._after[start] = (bytearray(data.size), [])
-                memory, ranges = self._after[start]
-                memory[low:high] = data[low:high].tobytes()
-                ranges.append((low, high))
+                    self._after[start] = (data.copy(), [])
+                    self._copies.map(start, self._after[start][0])
+                self._after[start][1].append((low, high))
 
     def written(self) -> Iterator[tuple[int, bytes]]:
         """What was written: ranges of one mapping each, later writes over earlier ones."""
         for start, (memory, ranges) in sorted(self._after.items()):
             for low, high in _merged(ranges):
-                yield start + low, bytes(memory[low:high])
+                yield start + low, memory[low:high].tobytes()
 
 
 def _reach(iova: int, counts: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
@@ -192,7 +195,8 @@ class Tracer(Observer):
         self._buffers = []
         space = work.space
         assert isinstance(space, WatchedSpace)
-        memories = {bo.iova: bo for bo in [*work.file.mapped, *work.holds]}
+        seen = [bo for bo in [*work.file.mapped, *work.holds] if bo.domain == work.domain]
+        memories = {bo.iova: bo for bo in seen}
 
         def first_touch(iova: int) -> None:
             bo = memories.get(iova)
