@@ -140,9 +140,9 @@ def test_signals_do_not_fail_calls_that_may_be_repeated() -> None:
 def test_a_vendor_submit_is_never_repeated() -> None:
     fake = FakeKernel()
     fake.inject(rknpu.SUBMIT, errno.EINTR)
-    with pytest.raises(DeviceFault, match="EINTR"):
+    with pytest.raises(DeviceError, match="EINTR"):
         use(fake, "rknpu")
-    assert fake.log.count(rknpu.SUBMIT) == 1
+    assert fake.log.count(rknpu.SUBMIT) == 1  # nor by the session: it may still run
 
 
 # -- rknpu -----------------------------------------------------------------------------------

@@ -77,6 +77,11 @@ class Stream:
     baseline: tuple[str, ...] = ()
     _image: list[npt.NDArray[np.uint8]] = field(default_factory=list)
 
+    @property
+    def short_golden(self) -> bool:
+        """A golden stream that costs little to ask."""
+        return self.golden and len(self.capture.tasks) == 1
+
     @classmethod
     def of(cls, name: str, golden: bool, capture: Capture) -> Stream:
         stream = cls(name, golden, capture)
@@ -170,13 +175,13 @@ def notices(bit: Bit, places: list[tuple[Stream, int]]) -> Stream | None:
 def survivors(found: Places, quick: bool = False, progress: Progress = lambda _: None) -> list[Bit]:
     """All bits that nothing notices.
 
-    Golden streams are asked first, to count what they notice; ``quick``: first the stream that
-    noticed the bit before.
+    Golden streams of one task are asked first, to count what they notice; ``quick``: first the
+    stream that noticed the bit before.
     """
     left, by_kind = [], Counter[str]()
     last: Stream | None = None
     for bit, places in found.items():
-        order = sorted(places, key=lambda p: p[0] is not last if quick else not p[0].golden)
+        order = sorted(places, key=lambda p: p[0] is not last if quick else not p[0].short_golden)
         last = notices(bit, order)
         by_kind["nobody" if last is None else "golden" if last.golden else "our own"] += 1
         if last is None:

@@ -376,8 +376,7 @@ class RknpuDevice:
                 f"driver after {job.timeout_s} s or more",
                 "Check dmesg for DMA faults; the strict emulator names programs that hang",
             )
-        plain = failed(_node(job, done), "SUBMIT", error)
-        return DeviceFault(plain.where, plain.what, plain.remedy)
+        return failed(_node(job, done), "SUBMIT", error)  # whether it runs is not known
 
     # -- system calls ------------------------------------------------------------------------
 

@@ -5,12 +5,14 @@ The interface is onnxruntime's where the two overlap: ``run``, ``get_inputs``, `
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,9 +21,17 @@ import numpy as np
 from opennpu.device import open_device
 from opennpu.device.base import Buffer, Bytes, Device, Job, JobTask, Kind, closed
 from opennpu.emu import timing
-from opennpu.errors import DeviceError, InputError, NPUError, ProgramError
+from opennpu.errors import (
+    DeviceError,
+    DeviceFault,
+    DeviceTimeout,
+    InputError,
+    NPUError,
+    ProgramError,
+)
 from opennpu.hw import layout
 from opennpu.hw.regcmd import WORD_BYTES
+from opennpu.hw.rk3588 import chip
 from opennpu.hw.rk3588.common import Precision
 from opennpu.hw.rk3588.pc import INTERRUPT_MASK
 from opennpu.program import (
@@ -39,6 +49,7 @@ from opennpu.program import (
 
 DPU_DONE = INTERRUPT_MASK(dpu_0=1, dpu_1=1).word
 FP16_MAX = float(np.finfo(np.float16).max)
+_log = logging.getLogger("opennpu")
 ORT_TYPES = {"float32": "float", "float64": "double"}  # the others have NumPy's names
 
 
@@ -65,6 +76,8 @@ class SegmentInfo:
     bytes_written: int = 0
     host_nodes: int = 0
     violations: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()
+    retried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,8 @@ class RunInfo:
     host_s: float = 0.0  # wall time in onnxruntime
     host_nodes: int = 0
     violations: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()  # values of NPU segments that hold infinities or NaNs
+    retried: tuple[str, ...] = ()  # what went wrong before a second try succeeded
 
     @property
     def predicted_s(self) -> float | None:
@@ -90,6 +105,12 @@ class RunInfo:
     def measured_s(self) -> float | None:
         """Time on the NPU as measured on a board; None if it was predicted."""
         return self.npu_s if self.measured else None
+
+
+def _count_nonfinite(name: str, a: Array) -> str:
+    """A sentence about the elements that are no numbers; "" without any."""
+    count = int(a.size - np.isfinite(a).sum()) if a.dtype.kind == "f" else 0
+    return f"{name}: {count} of {a.size} elements are infinite or NaN" if count else ""
 
 
 def _sum_up(segments: Sequence[SegmentInfo]) -> RunInfo:
@@ -104,6 +125,8 @@ def _sum_up(segments: Sequence[SegmentInfo]) -> RunInfo:
         host_s=sum(s.seconds for s in segments if s.kind == "host"),
         host_nodes=sum(s.host_nodes for s in segments),
         violations=tuple(v for s in npu for v in s.violations),
+        nonfinite=tuple(v for s in npu for v in s.nonfinite),
+        retried=tuple(v for s in npu for v in s.retried),
     )
 
 
@@ -124,18 +147,69 @@ class _Host:
     session: Any
 
 
+@dataclass(slots=True)
+class _Stream:
+    """All of a program on one core, with an arena of its own."""
+
+    device: Device
+    core: int | None  # None: the driver chooses
+    parts: list[_Npu | _Host] = field(default_factory=list)
+
+
+class _Streams:
+    """Streams that callers take and give back."""
+
+    def __init__(self) -> None:
+        self.all: list[_Stream] = []
+        self.open = True
+        self._free: list[_Stream] = []
+        self._changed = threading.Condition()
+
+    def add(self, stream: _Stream) -> None:
+        self.all.append(stream)
+        self._free.append(stream)
+
+    @contextmanager
+    def one(self) -> Iterator[_Stream]:
+        """A stream that nobody else has; waits for one."""
+        with self._changed:
+            while self.open and not self._free:
+                self._changed.wait()
+            if not self.open:
+                raise closed("session")
+            stream = self._free.pop(0)
+        try:
+            yield stream
+        finally:
+            with self._changed:
+                self._free.append(stream)
+                self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Let nobody take one any more, and wait until all are back."""
+        with self._changed:
+            self.open = False
+            self._changed.notify_all()
+            while len(self._free) < len(self.all):
+                self._changed.wait()
+
+
 class InferenceSession:
-    """A program on a device.  A context manager; `run` may be called from several threads.
+    """A program on a device.  A context manager; all of it may be called from several threads.
 
     program: a Program, or the path of a .npu file.
     device: a Device of yours, which stays open; a name for `open_device`; None to find a
         board, else the emulator.
     timeout_s: limit of one job on the device.
-    Raises ProgramError, DeviceError.
+    streams: how many runs may be under way at a time, each on a core of its own, at most as many
+        as the device has cores.  Constants are shared, arenas are not.  A driver that gives an
+        open file one core (mainline Linux) is opened once per stream: name it then.
+    retries: how often a segment whose job hung or faulted is run again.  `RunInfo.retried` says so.
+    Raises ProgramError, InputError, DeviceError.
     """
 
     last: RunInfo | None = None
-    """What the latest run did."""
+    """What the latest run did; with several streams, of whichever ended last."""
 
     def __init__(
         self,
@@ -143,26 +217,59 @@ class InferenceSession:
         device: Device | str | None = None,
         *,
         timeout_s: float = 6.0,
+        streams: int = 1,
+        retries: int = 1,
     ) -> None:
         self.program = program if isinstance(program, Program) else load(program)
         check_program(self.program)
-        self._lock = threading.Lock()
+        self.retries = retries
         self._buffers: list[Buffer] = []
-        self._parts: list[_Npu | _Host] = []
+        self._consts: dict[tuple[int, bytes], Buffer] = {}
+        self._streams = _Streams()
+        self._closing = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
         hosts = {
             i: _host(s) for i, s in enumerate(self.program.segments) if isinstance(s, HostSegment)
         }
-        self._owned = device is None or isinstance(device, str)
-        self.device: Device = (
-            open_device(device) if device is None or isinstance(device, str) else device
-        )
-        self._open = True
+        named = device is None or isinstance(device, str)
+        self._owned: list[Device] = []
+        self.device: Device = self._opened(device) if named else device  # type: ignore[assignment, arg-type]
         try:
-            self._load(hosts, timeout_s)
+            for s in self._spread(streams, named):
+                self._load(s, hosts, timeout_s)
+                self._streams.add(s)
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.close()
             raise
+
+    def _opened(self, name: str | None) -> Device:
+        device = open_device(name)
+        self._owned.append(device)
+        return device
+
+    def _spread(self, streams: int, named: bool) -> Iterator[_Stream]:
+        """Streams without their buffers, over cores or over open files."""
+        info = self.device.info
+        if streams == 1:
+            yield _Stream(self.device, None)
+            return
+        one_core = info.cores == 1
+        most = chip.CORES if one_core and named else info.cores
+        if not 1 <= streams <= most:
+            raise InputError(
+                "streams",
+                f"{streams} were asked for, {info.name} runs 1 to {most}",
+                "Name the device instead of passing it open"
+                if one_core and not named
+                else "Ask for one per core at most",
+            )
+        again = f"{info.name}:{info.path}" if info.path else info.name
+        for i in range(streams):
+            if one_core:
+                yield _Stream(self.device if i == 0 else self._opened(again), None)
+            else:
+                yield _Stream(self.device, i)
 
     def get_inputs(self) -> list[NodeArg]:
         """Inputs in order."""
@@ -193,30 +300,66 @@ class InferenceSession:
                     f"the program has no such output, it has {len(known)}",
                     f"Ask for {_listed(known)}",
                 )
-        with self._lock:
-            if not self._open:
-                raise closed("session")
+        with self._streams.one() as stream:
             done = []
-            for part in self._parts:
-                step = self._run_npu if isinstance(part, _Npu) else self._run_host
-                done.append(step(part, values))  # type: ignore[arg-type]
+            for part in stream.parts:
+                if isinstance(part, _Npu):
+                    done.append(self._run_npu(stream.device, part, values))
+                else:
+                    done.append(self._run_host(part, values))
             self.last = _sum_up(done)
         return [np.array(values[n]) if id(values[n]) in given else values[n] for n in names]
 
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Array] | Sequence[Array],
+    ) -> Future[list[Array]]:
+        """As `run`, in the background: as many at a time as the session has streams.
+
+        `close` waits for what was begun.  Raises DeviceError if the session is closed; all
+        other errors are the future's.
+        """
+        with self._closing:
+            if not self._streams.open:
+                raise closed("session")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(len(self._streams.all), "opennpu-session")
+            return self._executor.submit(self.run, output_names, feeds)
+
+    def run_batch(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, Array] | Sequence[Array],
+    ) -> list[Array]:
+        """As `run`, for several times the batch that the program was compiled for.
+
+        The first axis of every input is cut into pieces of the compiled size, which run on all
+        streams; outputs are joined again.  The bytes are those of single runs.
+        Raises InputError, DeviceError, ViolationError.
+        """
+        parts = _split(self.program.inputs, feeds)
+        futures = [self.run_async(output_names, part) for part in parts]
+        wait(futures)
+        results = [f.result() for f in futures]
+        return [np.concatenate(column) for column in zip(*results, strict=True)]
+
     def close(self) -> None:
-        """Free all device memory; close the device if this session opened it."""
-        with self._lock:
-            self._open = False
-            self._parts.clear()
+        """Finish what is under way, free all device memory, close devices opened here."""
+        with self._closing:
+            if self._executor is not None:
+                self._executor.shutdown()
+            self._streams.drain()
+            for stream in self._streams.all:
+                stream.parts.clear()
             first: DeviceError | None = None
             while self._buffers:
                 try:
                     self._buffers.pop().free()
                 except DeviceError as e:  # the others must be freed all the same
                     first = first or e
-            if self._owned:
-                self._owned = False
-                self.device.close()
+            while self._owned:
+                self._owned.pop().close()
             if first:
                 raise first
 
@@ -233,35 +376,45 @@ class InferenceSession:
 
     # -- loading -----------------------------------------------------------------------------
 
-    def _alloc(self, nbytes: int, kind: Kind) -> Buffer:
-        buffer = self.device.alloc(max(1, nbytes), kind)
+    def _alloc(self, device: Device, nbytes: int, kind: Kind) -> Buffer:
+        buffer = device.alloc(max(1, nbytes), kind)
         self._buffers.append(buffer)
         return buffer
 
-    def _load(self, hosts: Mapping[int, Any], timeout_s: float) -> None:
-        segments = self.program.segments
+    def _load(self, stream: _Stream, hosts: Mapping[int, Any], timeout_s: float) -> None:
+        segments, device = self.program.segments, stream.device
         npu = [s for s in segments if isinstance(s, NpuSegment)]
-        arena = self._alloc(max(s.arena_bytes for s in npu), "arena") if npu else None
-        consts: dict[bytes, Buffer] = {}
+        arena = self._alloc(device, max(s.arena_bytes for s in npu), "arena") if npu else None
         for i, s in enumerate(segments):
             if isinstance(s, HostSegment):
-                self._parts.append(_Host(s, hosts[i]))
+                stream.parts.append(_Host(s, hosts[i]))
                 continue
             assert arena is not None
-            if s.const not in consts:
-                consts[s.const] = const = self._alloc(len(s.const), "const")
-                _fill(const, s.const)
-            code = self._alloc(len(s.code), "code")
-            homes = {"code": code, "const": consts[s.const], "arena": arena}
+            const = self._const(device, s.const)
+            code = self._alloc(device, len(s.code), "code")
+            homes = {"code": code, "const": const, "arena": arena}
             _fill(code, bind(s, {k: b.iova for k, b in homes.items()}))
-            jobs = self._jobs(s, code, consts[s.const], arena, timeout_s)
-            self._parts.append(_Npu(s, arena, tuple(jobs)))
+            jobs = self._jobs(s, stream, (code, const), arena, timeout_s)
+            stream.parts.append(_Npu(s, arena, tuple(jobs)))
+
+    def _const(self, device: Device, data: bytes) -> Buffer:
+        """Constants lie in the memory of a device once."""
+        key = (id(device), data)
+        if key not in self._consts:
+            self._consts[key] = self._alloc(device, len(data), "const")
+            _fill(self._consts[key], data)
+        return self._consts[key]
 
     def _jobs(
-        self, s: NpuSegment, code: Buffer, const: Buffer, arena: Buffer, timeout_s: float
+        self,
+        s: NpuSegment,
+        stream: _Stream,
+        reads: tuple[Buffer, Buffer],
+        arena: Buffer,
+        timeout_s: float,
     ) -> list[tuple[Job, tuple[PlacedTask, ...]]]:
         """The segment's tasks in as few submits as the device allows."""
-        info = self.device.info
+        info, code = stream.device.info, reads[0]
         jobs = []
         for k in range(0, len(s.tasks), info.tasks_per_job):
             placed = s.tasks[k : k + info.tasks_per_job]
@@ -277,12 +430,32 @@ class InferenceSession:
                 JobTask(code.iova + t.word * WORD_BYTES, t.words, t.units, t.int_mask, t.node)
                 for t in placed
             )
-            jobs.append((Job(tasks, (code, const), (arena,), timeout_s=timeout_s), placed))
+            jobs.append((Job(tasks, reads, (arena,), stream.core, timeout_s), placed))
         return jobs
 
     # -- running -----------------------------------------------------------------------------
 
-    def _run_npu(self, part: _Npu, values: dict[str, Array]) -> SegmentInfo:
+    def _run_npu(self, device: Device, part: _Npu, values: dict[str, Array]) -> SegmentInfo:
+        """Run a segment; again from its inputs if a job of it hung or faulted.
+
+        Jobs overwrite what they read, so the whole segment is the smallest thing to repeat.
+        """
+        failures: list[str] = []
+        while True:
+            try:
+                info = self._try_npu(device, part, values)
+            except (DeviceTimeout, DeviceFault) as e:
+                if len(failures) == self.retries:
+                    if not failures:
+                        raise
+                    what = f"{e.what} (tried {len(failures) + 1} times)"
+                    raise type(e)(e.where, what, e.remedy) from e
+                failures.append(str(e))
+                _log.warning("%s Trying again.", e)
+            else:
+                return replace(info, retried=tuple(failures))
+
+    def _try_npu(self, device: Device, part: _Npu, values: dict[str, Array]) -> SegmentInfo:
         s = part.segment
         packed = [(t.ref.offset, _pack(t, values[t.name])) for t in s.inputs]
         with part.arena.cpu() as mem:
@@ -292,19 +465,20 @@ class InferenceSession:
         seconds, measured = 0.0, bool(part.jobs)
         violations: list[str] = []
         for job, placed in part.jobs:
-            result = self.device.wait(self.device.submit(job))
+            result = device.wait(device.submit(job))
             costs = [t.cost for t in placed]
             read += result.bytes_read or sum(c.read_bytes for c in costs)
             written += result.bytes_written or sum(c.write_bytes for c in costs)
             seconds += result.seconds or timing.job_seconds(
                 ((c.mac_cycles, c.read_bytes + c.write_bytes) for c in costs),
-                chained=self.device.info.chained,
+                chained=device.info.chained,
             )
             measured &= result.measured
             violations += result.violations
         with part.arena.cpu() as mem:
             for t in s.outputs:
                 values[t.name] = _unpack(t, mem[t.ref.offset : t.ref.offset + t.nbytes])
+        nonfinite = [n for t in s.outputs if (n := _count_nonfinite(t.name, values[t.name]))]
         return SegmentInfo(
             s.name,
             "npu",
@@ -315,6 +489,7 @@ class InferenceSession:
             bytes_read=read,
             bytes_written=written,
             violations=tuple(violations),
+            nonfinite=tuple(nonfinite),
         )
 
     def _run_host(self, part: _Host, values: dict[str, Array]) -> SegmentInfo:
@@ -388,10 +563,40 @@ def _unpack(t: Tensor, data: Bytes) -> Array:
 # -- what users pass -------------------------------------------------------------------------
 
 
-def _checked(
+def _split(
+    inputs: Sequence[ValueInfo], feeds: Mapping[str, Array] | Sequence[Array]
+) -> list[dict[str, Array]]:
+    """Feeds of several times the compiled batch, cut along the first axis.  Raises InputError."""
+    counts: dict[str, int] = {}
+    named = _named(inputs, feeds)
+    for v in inputs:
+        a = named[v.name]
+        size = v.shape[0] if v.shape else 0
+        times, rest = divmod(a.shape[0] if a.ndim else 0, size) if size else (0, 1)
+        if rest or not times or a.shape[1:] != tuple(v.shape[1:]):
+            raise InputError(
+                v.name,
+                f"shape is {_dims(a.shape)}, a batch for this program has a multiple of {size} "
+                f"in front of {_dims(v.shape[1:])}",
+                "Fill the last piece up, or compile for this size",
+            )
+        counts[v.name] = times
+    if len(set(counts.values())) != 1:
+        said = ", ".join(f"{n}: {k}" for n, k in counts.items())
+        raise InputError(
+            "run_batch",
+            f"inputs hold different numbers of batches ({said})",
+            "Pass as many of each",
+        )
+    (times,) = set(counts.values())
+    cut = {v.name: np.split(named[v.name], times) for v in inputs}
+    return [{name: pieces[i] for name, pieces in cut.items()} for i in range(times)]
+
+
+def _named(
     inputs: Sequence[ValueInfo], feeds: Mapping[str, Array] | Sequence[Array]
 ) -> dict[str, Array]:
-    """Feeds by name, each of the declared shape and dtype.  Raises InputError."""
+    """Feeds as arrays by input name, whatever their shapes.  Raises InputError."""
     names = [v.name for v in inputs]
     if not isinstance(feeds, Mapping):
         if len(feeds) != len(names):
@@ -408,15 +613,23 @@ def _checked(
                 f"the program has no such input, it has {len(names)}",
                 f"Pass {_listed(names)}",
             )
-    values = {}
-    for v in inputs:
-        if v.name not in feeds:
+    for name in names:
+        if name not in feeds:
             raise InputError(
-                v.name,
+                name,
                 f"is missing: {len(feeds)} of {len(names)} inputs were passed",
                 f"Pass {_listed(names)}",
             )
-        x = _array(v.name, feeds[v.name])
+    return {name: _array(name, feeds[name]) for name in names}
+
+
+def _checked(
+    inputs: Sequence[ValueInfo], feeds: Mapping[str, Array] | Sequence[Array]
+) -> dict[str, Array]:
+    """Feeds by name, each of the declared shape and dtype.  Raises InputError."""
+    values = _named(inputs, feeds)
+    for v in inputs:
+        x = values[v.name]
         if x.dtype != np.dtype(v.dtype):
             raise InputError(
                 v.name,
@@ -429,7 +642,6 @@ def _checked(
                 f"shape is {_dims(x.shape)}, the program takes {_dims(v.shape)}",
                 "Reshape or resize the data, or compile the model for this shape",
             )
-        values[v.name] = x
     return values
 
 
