@@ -7,6 +7,7 @@ which is one such start.  A start executes at once, in the write of PC OPERATION
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -254,10 +255,9 @@ class Machine:
         if not same_job:
             c.chip.features.valid = c.chip.weights.valid = False
         c.space = space
-        both = cna.S_POINTER(pointer_pp_en=1, executer_pp_en=1, pointer_pp_mode=1)
-        pointer = both.word | core << CORE_SHIFT
+        pointer = PING_PONG | core << CORE_SHIFT
         write = self.write_register
-        write(core, pc.BASE_ADDRESS.address, pc.BASE_ADDRESS(pc_sel=1, pc_source_addr=0).word)
+        write(core, pc.BASE_ADDRESS.address, SLAVE_MODE)
         write(core, cna.S_POINTER.address, pointer)
         write(core, core_pointer(), pointer)
         address = pc.BASE_ADDRESS(pc_source_addr=regcmd_iova // FETCH_ALIGN * FETCH_ALIGN)
@@ -265,8 +265,7 @@ class Machine:
         write(core, pc.REGISTER_AMOUNTS.address, regcmd.fetch_amount(words))
         write(core, pc.INTERRUPT_MASK.address, int_mask)
         write(core, pc.INTERRUPT_CLEAR.address, ALL_INTERRUPTS)
-        con = pc.TASK_CON(task_number=task_number, task_pp_en=int(ping_pong), task_count_clear=1)
-        write(core, pc.TASK_CON.address, con.word)
+        write(core, pc.TASK_CON.address, _task_con(task_number, ping_pong))
         write(core, pc.TASK_DMA_BASE_ADDR.address, 0)
         write(core, pc.OPERATION_ENABLE.address, 1)
         write(core, pc.OPERATION_ENABLE.address, 0)
@@ -426,13 +425,13 @@ class Machine:
             groups[unit.block.name] = unit.groups[armed]
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # they are data here
             units.execute(ctx, groups)
-        events: dict[str, int] = {}
+        events: list[str] = []
         for unit in todo:
             fields = DONE.get(unit.block.name)
             if fields:
-                events |= dict.fromkeys(fields[unit.run_group], 1)
+                events += fields[unit.run_group]
             unit.finish()
-        c.raw |= pc.INTERRUPT_RAW_STATUS(**events).word
+        c.raw |= _raw(tuple(events))
         return [u.block.name for u in todo]
 
     def _start_by_hand(self, c: _Core, value: int) -> None:
@@ -495,6 +494,21 @@ LIST_PC_REGISTERS = frozenset({pc.BASE_ADDRESS.address, pc.REGISTER_AMOUNTS.addr
 
 CORE_POINTERS = frozenset({cna.S_POINTER.address, core.S_POINTER.address})
 """Registers whose bits 31:28 carry the core, although none of them has a name."""
+
+
+PING_PONG = cna.S_POINTER(pointer_pp_en=1, executer_pp_en=1, pointer_pp_mode=1).word
+SLAVE_MODE = pc.BASE_ADDRESS(pc_sel=1, pc_source_addr=0).word
+
+
+@functools.lru_cache(maxsize=64)
+def _task_con(tasks: int, ping_pong: bool) -> int:
+    return pc.TASK_CON(task_number=tasks, task_pp_en=int(ping_pong), task_count_clear=1).word
+
+
+@functools.lru_cache(maxsize=64)
+def _raw(events: tuple[str, ...]) -> int:
+    """Bits of INTERRUPT_RAW_STATUS by name."""
+    return pc.INTERRUPT_RAW_STATUS(**dict.fromkeys(events, 1)).word
 
 
 def core_pointer() -> int:

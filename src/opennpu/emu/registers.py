@@ -7,9 +7,9 @@ board notes A.0 (persistence over tasks and jobs, groups inherit two tasks back)
 from __future__ import annotations
 
 import functools
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from opennpu.hw.regs import REGISTERS, Block, Register
+from opennpu.hw.regs import Block, Register
 from opennpu.hw.rk3588 import cna, core, dpu, dpu_rdma, ppu, ppu_rdma
 
 R = TypeVar("R", bound=Register)
@@ -29,13 +29,13 @@ BLOCKS: tuple[Block, ...] = (
 
 
 @functools.lru_cache(maxsize=1 << 15)
-def _decode(address: int, word: int) -> Register:
-    return REGISTERS[address].decode(word)
+def _decode(cls: type[Register], word: int) -> Register:
+    return cls.decode(word)
 
 
 def decode(cls: type[R], word: int) -> R:
     """``cls.decode(word)``, remembered: programs write the same words again and again."""
-    return cast(R, _decode(cls.address, word))
+    return _decode(cls, word)  # type: ignore[return-value, arg-type]
 
 
 class Group:
@@ -48,7 +48,7 @@ class Group:
 
     def get(self, cls: type[R]) -> R:
         """The register, decoded."""
-        return decode(cls, self.words.get(cls.address, cls.reset))
+        return _decode(cls, self.words.get(cls.address, cls.reset))  # type: ignore[return-value, arg-type]
 
 
 class Unit:

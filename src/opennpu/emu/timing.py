@@ -9,7 +9,7 @@ This file imports nothing of the emulator.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opennpu.hw.rk3588 import chip
 from opennpu.hw.rk3588.common import Precision
@@ -21,6 +21,10 @@ FITTED_CLOCK_HZ = 600e6  # clock of the fit; traffic scaled with the clock in it
 KICK_CHAINED_S = 2e-6  # board notes C.5: next task inside one start
 KICK_GAPPED_S = 20e-6  # board notes C.5: one start per task, interrupt between
 SUBMIT_S = 38e-6  # board notes C.5: 31 to 54 µs, by interrupt core and IOMMU attach
+ATTACH_S = 18e-6  # board notes C.5: IOMMU attach, each job of stock rocket
+SYNC_PAGE_S = 0.31e-6  # board notes A.16, C.5: cache sync, each page of the buffer, each time
+PACK_BYTES_PER_SECOND = 0.9e9  # board notes C.2, C.5: host writes cubes
+UNPACK_BYTES_PER_SECOND = 1e9  # board notes C.5: host reads cubes; C.2 has 0.4 to 1.1
 DEPTHWISE_LANES = chip.DEPTHWISE_GROUP  # channels per cycle and tap; register notes H: a guess
 
 
@@ -35,6 +39,10 @@ class Rates:
     kick_gapped_s: float = KICK_GAPPED_S
     submit_s: float = SUBMIT_S
     cores: int = 1  # cores that share the bandwidth
+    attach_s: float = 0.0  # each job
+    sync_page_s: float = SYNC_PAGE_S
+    pack_bytes_per_second: float = PACK_BYTES_PER_SECOND
+    unpack_bytes_per_second: float = UNPACK_BYTES_PER_SECOND
 
     @property
     def core_bytes_per_second(self) -> float:
@@ -47,6 +55,16 @@ SAFE = Rates()
 
 FITTED = Rates(clock_hz=FITTED_CLOCK_HZ, bytes_per_second=FITTED_BYTES_PER_SECOND)
 """The fit on warm tiles at 600 MHz (board notes C.5)."""
+
+ROCKET = replace(SAFE, attach_s=ATTACH_S)
+"""`SAFE` with what each job costs on stock rocket."""
+
+
+def at_clock(params: Rates, clock_hz: float) -> Rates:
+    """The rates at another NPU clock: one core's traffic scales with it (board notes C.5: the
+    200 MHz point is off by -11 % if it does, by -29 % if it does not)."""
+    bandwidth = params.bytes_per_second * clock_hz / params.clock_hz
+    return replace(params, clock_hz=clock_hz, bytes_per_second=bandwidth)
 
 
 def mac_cycles(
@@ -86,4 +104,20 @@ def job_seconds(
 ) -> float:
     """Time of one submit.  ``tasks``: (array cycles, bytes) of each task."""
     kick = params.kick_chained_s if chained else params.kick_gapped_s
-    return params.submit_s + sum(task_seconds(c, b, params) + kick for c, b in tasks)
+    start = params.submit_s + params.attach_s
+    return start + sum(task_seconds(c, b, params) + kick for c, b in tasks)
+
+
+def host_seconds(
+    packed_bytes: int, unpacked_bytes: int, synced_bytes: int, params: Rates = SAFE
+) -> float:
+    """Host time around a job: inputs to cubes, cubes to outputs, cache syncs of whole pages.
+
+    synced_bytes: sum over syncs of the size of the buffer (a sync walks all of it).
+    """
+    pages = -(-synced_bytes // chip.PAGE_BYTES)
+    return (
+        packed_bytes / params.pack_bytes_per_second
+        + unpacked_bytes / params.unpack_bytes_per_second
+        + pages * params.sync_page_s
+    )
