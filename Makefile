@@ -30,6 +30,7 @@ bench: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.compile
 	$(BIN)/python -m benchmarks.emulate_roundtrip
 	$(BIN)/python -m benchmarks.golden
+	$(BIN)/python -m benchmarks.calibrate
 	$(BIN)/python -m benchmarks.efficiency
 
 teflon: $(VENV)/.dev

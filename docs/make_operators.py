@@ -79,6 +79,12 @@ def samples(op: type[Op], precision: Precision) -> str:
     return f"{sum(s.ok for s in mine)} + {sum(not s.ok for s in mine)}"
 
 
+def bound(op: type[Op]) -> str:
+    """The largest error that its fp16 samples allow, of the largest result."""
+    mine = [s.bound for s in op.samples if s.ok and Precision.FP16 in s.precisions]
+    return f"{max(mine):.1g}" if mine else ""
+
+
 def first_paragraph(thing: object) -> str:
     """Of a docstring, as Markdown."""
     text = (inspect.getdoc(thing) or "").split("\n\n")[0]
@@ -86,13 +92,15 @@ def first_paragraph(thing: object) -> str:
 
 
 def operator_rows() -> Iterator[Sequence[str]]:
-    yield "file", "ONNX operators", "route", "units", *(p.name.lower() for p in SHOWN), "meaning"
+    counted = [p.name.lower() for p in SHOWN]
+    yield "file", "ONNX operators", "route", "units", *counted, "fp16 error", "meaning"
     for op in operators():
         path = Path(inspect.getfile(op)).name
         names = ", ".join(f"`{n}`" for n in op.names or (op.__name__,))
         counts = [samples(op, p) for p in SHOWN]
         link = f"[{path}](../../src/opennpu/ops/{path})"
-        yield link, names, route(op), units(op), *counts, first_paragraph(op.reference)
+        meaning = first_paragraph(op.reference)
+        yield link, names, route(op), units(op), *counts, bound(op), meaning
 
 
 def refusals() -> Iterator[Sequence[str]]:
@@ -131,7 +139,7 @@ def limit_rows() -> Iterator[Sequence[str]]:
     yield "input width of Conv", *limit(cna.DATA_SIZE0, "datain_width"), "column tiles"
     yield "bytes of one kernel", *limit(cna.WEIGHT_SIZE1, "weight_bytes_per_kernel"), "onnxruntime"
     cbuf = f"{chip.CBUF_BANKS * chip.CBUF_BANK_BYTES:,} bytes"
-    yield "one output pixel and one kernel group", cbuf, "CBUF", "onnxruntime"
+    yield "one output pixel and one kernel group", cbuf, "CBUF", "sums in parts³"
     yield "output channels of a task", *limit(dpu.DATA_CUBE_CHANNEL, "channel"), "channel tiles"
     yield "window of a pool, a side", *limit(ppu.POOLING_KERNEL_CFG, "kernel_width"), "onnxruntime¹"
     stride = limit(ppu.POOLING_KERNEL_CFG, "kernel_stride_width")
@@ -176,12 +184,19 @@ QUESTIONS = (
     Question("MatMul, two computed operands", "MatMul", ((4, 32), (32, 32))),
     Question("MatMul, 3-D constant", "MatMul", ((2, 4, 32),), ((2, 32, 32),)),
     Question("Add, two tensors of one shape", "Add", (IMAGE, IMAGE)),
-    Question("Add, one broadcast", "Add", (IMAGE, (1, 16, 1, 1))),
+    Question("Add, one broadcast along channels", "Add", (IMAGE, (1, 16, 1, 1))),
+    Question("Add, one broadcast along pixels", "Add", (IMAGE, (1, 1, 8, 8))),
     Question("Mul by a constant per channel", "Mul", (IMAGE,), ((16, 1, 1),)),
     Question("Mul by a constant per pixel", "Mul", (IMAGE,), ((1, 1, 8, 8),)),
     Question("Sub of two tensors", "Sub", (IMAGE, IMAGE)),
     Question("Clip from below and above", "Clip", (IMAGE,), ((), ())),
+    Question("Div of two tensors", "Div", (IMAGE, IMAGE)),
+    Question("Div, 12 channels", "Div", ((1, 12, 8, 8), (1, 12, 8, 8))),
     Question("Sigmoid", "Sigmoid", (IMAGE,)),
+    Question("HardSwish", "HardSwish", (IMAGE,)),
+    Question("Softplus", "Softplus", (IMAGE,)),
+    Question("Exp", "Exp", (IMAGE,)),
+    Question("Sqrt", "Sqrt", (IMAGE,)),
     Question("Softmax", "Softmax", (IMAGE,), (), {"axis": 1}),
     Question("MaxPool 3x3", "MaxPool", (IMAGE,), (), {"kernel_shape": [3, 3]}),
     Question(
@@ -257,9 +272,11 @@ INTRO = """\
 <!-- Made by `python -m docs.make_operators` from src/opennpu/ops/; edit that. -->
 
 Columns fp16 and int8: samples that must run + samples that must be refused, which
-`tests/test_ops.py` checks. A view is the same bytes under other axes and starts no task. What is
-not here, and what an operator refuses, runs in onnxruntime; `opennpu check MODEL` says so node by
-node.
+`tests/test_ops.py` checks. Column fp16 error: the most that any of them may be off, as a part of
+the largest result; int8 is at most one count off. Functions of one tensor keep their error over all
+numbers of fp16, as a part of the result or, below 1, of 1 (`tests/test_tables.py`). A view is the
+same bytes under other axes and starts no task. What is not here, and what an operator refuses, runs
+in onnxruntime; `opennpu check MODEL` says so node by node.
 """
 
 
@@ -268,12 +285,16 @@ def page() -> str:
     lines = [INTRO, *table(operator_rows())]
     lines += ["", "## Limits", "", *table(limit_rows()), ""]
     lines.append(
-        "¹ GlobalAveragePool of a larger image becomes a chain of AveragePool where both sides are "
-        "products of windows that fit (fp16)."
+        "¹ Means become a chain of AveragePool where both sides are products of windows that fit "
+        "(GlobalAveragePool, fp16), else depthwise convolutions with equal weights; so they do on "
+        "stock `rocket`."
     )
     lines += [
         "",
         "² A single Conv or MatMul that needs more tasks than that is left to onnxruntime.",
+        "",
+        "³ fp16: the input channels are cut into parts; each part's sum is rounded to fp16, and "
+        "the parts are added in order, each sum rounded once. int8 is left to onnxruntime.",
     ]
     lines += ["", "## What the compiler says", ""]
     lines += ["Each node alone in an fp16 model, behind a Relu per input.", ""]

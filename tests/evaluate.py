@@ -113,6 +113,14 @@ def _nodes(
     elif n.op == "MatMul" and len(inputs) == 3:
         yield helper.make_node("MatMul", inputs[:2], [f"{out}/product"])
         yield helper.make_node("Add", [f"{out}/product", inputs[2]], [name])
+    elif n.op == "HardSwish":  # older opsets lack it
+        gate = f"{out}/gate"
+        yield helper.make_node("HardSigmoid", inputs, [gate], alpha=1 / 6, beta=0.5)
+        yield helper.make_node("Mul", [inputs[0], gate], [name])
+    elif n.op == "Silu" and set(attrs) <= {"alpha"} and attrs.get("alpha", 1.0) == 1.0:
+        gate = f"{out}/gate"
+        yield helper.make_node("Sigmoid", inputs, [gate])
+        yield helper.make_node("Mul", [inputs[0], gate], [name])
     else:
         yield helper.make_node(n.op, inputs, [name, *n.outputs[1:]], domain=n.domain, **attrs)
     for i, e in enumerate(n.epilogue):

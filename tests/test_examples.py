@@ -107,7 +107,7 @@ def test_offline_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_an_unknown_model_is_named() -> None:
-    with pytest.raises(FetchError, match="resnet: no such model, there are 6"):
+    with pytest.raises(FetchError, match="resnet: no such model, there are 8"):
         fetch.fetch("resnet")
 
 

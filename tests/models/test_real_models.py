@@ -90,7 +90,7 @@ def test_mobilenet_fp16(mobilenet: Any, target: str) -> None:
         (got,) = session.run(None, {"image": x})
     assert cosine(got, want) >= 0.9999
     on_host = [n["op"] for n in program.meta["nodes"] if n["where"] == "CPU"]
-    assert on_host == ([] if target == "rknpu" else ["GlobalAveragePool", "Flatten"])
+    assert on_host == []  # on stock rocket the pool is a depthwise convolution
 
 
 def test_mobilenet_int8(mobilenet: Any) -> None:

@@ -110,12 +110,14 @@ def test_four_bit_weights_stay_on_the_host() -> None:
     assert ops(check(m)) == ["DequantizeLinear", "Conv"]
 
 
-def test_unsigned_weights_without_zero_point_are_not_symmetric() -> None:
+def test_unsigned_weights_without_zero_point_need_nine_bits() -> None:
     w = {"w": np.uint8([0, 1, 2, 255]).reshape(2, 2, 1, 1)}
     graph = check(
         pairs([node("DequantizeLinear", ["w", "s"], ["f"]), node("Conv", ["x", "f"], ["y"])], w)
     )
-    assert ops(graph) == ["DequantizeLinear", "Conv"]
+    assert ops(graph) == ["Conv"]
+    codes = graph.constants[graph.nodes[0].inputs[1]]
+    assert (codes.dtype, codes.reshape(-1).tolist()) == (np.int16, [0, 1, 2, 255])
 
 
 def test_unsigned_weights_around_128_are_symmetric() -> None:

@@ -18,8 +18,8 @@ from opennpu.hw.rk3588 import cna, core, dpu, dpu_rdma
 from opennpu.tools.replay import replay, tasks_of
 from opennpu.tools.trace import TracedJob
 from tests.teflon import kernels, mesa
+from tests.teflon.flatmodel import Conv, Net, Quantized
 from tests.teflon.suite import KNOWN
-from tests.teflon.tflite import Conv, Net, Quantized
 
 Array = npt.NDArray[Any]
 ATOM = mesa.ATOM

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.teflon.tflite import Conv, Quantized
+from tests.teflon.flatmodel import Conv, Quantized
 
 Array = npt.NDArray[Any]
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.teflon.flatmodel import Conv, Quantized
 from tests.teflon.kernels import products, windows
-from tests.teflon.tflite import Conv, Quantized
 
 Array = npt.NDArray[Any]
 

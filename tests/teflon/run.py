@@ -99,8 +99,8 @@ def run(root: Path, folder: Path, seeds: list[int], small: bool) -> Report:
 
     from opennpu.tools.trace import load
     from tests.teflon.check import check
+    from tests.teflon.flatmodel import build
     from tests.teflon.suite import models
-    from tests.teflon.tflite import build
 
     nets = [
         dataclasses.replace(net, name=f"{seed:05}-{net.name}")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.teflon import mesa
+from tests.teflon.flatmodel import Conv, Net, Quantized
 from tests.teflon.kernels import accumulate, convolution
-from tests.teflon.tflite import Conv, Net, Quantized
 
 Rng = np.random.Generator
 

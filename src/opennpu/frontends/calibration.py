@@ -150,14 +150,27 @@ class _Watch:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self.names = names
         self.inputs = imported.graph.inputs
-        self.session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        try:
+            self.session = ort.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as e:
+            text = " ".join(str(e).split())[:300].rstrip(".")
+            raise ModelError(
+                "compile",
+                f"onnxruntime cannot run the model on samples: {text}",
+                "Compile with precision='fp16', or without the operator that it does not know",
+            ) from None
 
     def run(self, feeds: Mapping[str, Array]) -> Iterable[tuple[str, Array]]:
         """(name, value) of every input and intermediate value of one sample."""
-        try:  # onnxruntime takes no names at all for all names
-            results = self.session.run(self.names, dict(feeds)) if self.names else []
+        try:
+            given = dict(feeds)
+            missing = [n for n in self.inputs if n not in given]
+            if missing:
+                raise ValueError(f"it lacks {missing[0]}, one of {len(self.inputs)} inputs")
+            # onnxruntime takes no names at all for all names
+            results = self.session.run(self.names, given) if self.names else []
         except Exception as e:
             text = " ".join(str(e).split())[:300].rstrip(".")
             raise InputError(

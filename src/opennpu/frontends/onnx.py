@@ -6,10 +6,11 @@ user's, under the user's names, and `opennpu.passes` fuses them in all kinds of 
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from opennpu.errors import ModelError
+from opennpu.frontends import qlinear
 from opennpu.ir.graph import OPAQUE, Array, Graph, Node, Value
 from opennpu.program import DTYPES
 
@@ -28,6 +30,7 @@ FLOAT_TYPES = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16))
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 RENAMES = ("Flatten", "Squeeze", "Unsqueeze")
 OLDEST_OPSET = 7  # that onnxruntime promises to run; onnx's converter gets older Adds wrong
+SOFTMAX_OF_ONE_AXIS = 13  # opset; before, an axis and all behind it were one
 MODEL_BYTES = 2**31 - 1  # most that a protobuf message may have
 FUSIONS = (
     *("ConvAddFusion", "ConvBNFusion", "ConvMulFusion", "MatMulAddFusion", "Pad_Fusion"),
@@ -47,6 +50,7 @@ class Imported:
 
     graph: Graph
     model: onnx.ModelProto
+    notes: Mapping[str, Any] = field(default_factory=dict)  # plain data for the program's meta
 
 
 def load_model(
@@ -69,6 +73,7 @@ def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imp
     _check_opset(where, model)
     _name_nodes(model)
     _drop_default_inputs(model)
+    _sort_axes(model)
     for value in model.graph.input:
         kind = value.type.tensor_type
         if value.type.HasField("tensor_type") and not kind.HasField("shape"):
@@ -86,9 +91,11 @@ def _import(where: str, model: onnx.ModelProto, fix_dims: dict[str, int]) -> Imp
     _check_tensors(where, model.graph.input, "input")
     _fix_dims(where, model, fix_dims)
     _drop_empty_windows(model)
-    model = _fold(where, model)
+    _write_out(model)
+    qlinear.expand(model, _opset(model))
+    said = _forget_shapes(model)
+    model = _fold(where, model, said)
     _merge_dequantizers(model)
-    _compute_constant_outputs(model)
     _name_nodes(model)
     _check_tensors(where, model.graph.output, "output")
     return Imported(_graph(where, model), model)
@@ -160,14 +167,14 @@ def _check_inline(where: str, model: onnx.ModelProto) -> None:
 
 def _check_text(where: str, message: Any) -> None:
     """Names are UTF-8: protobuf hands out other bytes as they are, and fails on them later."""
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_MESSAGE:
+    for kind, value in message.ListFields():
+        if kind.type == kind.TYPE_MESSAGE:
             for item in [value] if hasattr(value, "ListFields") else value:
                 _check_text(where, item)
-        elif field.type == field.TYPE_STRING:
+        elif kind.type == kind.TYPE_STRING:
             for text in [value] if isinstance(value, str | bytes) else value:
                 if isinstance(text, bytes):
-                    shown = f"{field.name} {text[:40]!r}"
+                    shown = f"{kind.name} {text[:40]!r}"
                     raise ModelError(where, f"its {shown} is not UTF-8", "Export or copy it again")
 
 
@@ -275,6 +282,44 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         node.name = unique
 
 
+WRITTEN_OUT: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
+    "HardSwish": (("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),),
+    "Mish": (("Softplus", {}), ("Tanh", {})),
+    "Swish": (("Sigmoid", {}),),
+}
+"""Products of x with these functions of it, which onnxruntime has no kernels of."""
+
+
+def _write_out(model: onnx.ModelProto) -> None:
+    """What onnxruntime would, under names of its own: here the last node keeps the user's name."""
+    taken = {v for n in model.graph.node for v in (*n.input, *n.output)}
+    nodes: list[onnx.NodeProto] = []
+    for n in model.graph.node:
+        steps = () if n.domain not in ("", "ai.onnx") else WRITTEN_OUT.get(n.op_type, ())
+        if not steps or _attribute(n, "alpha", 1.0) != 1.0 or len(n.output) != 1:
+            nodes.append(n)
+            continue
+        at = n.input[0]
+        for op, attributes in steps:
+            out = f"{n.output[0]}/{op}"
+            while out in taken:
+                out += "_"
+            taken.add(out)
+            nodes.append(helper.make_node(op, [at], [out], f"{n.name}/{op}", **attributes))
+            at = out
+        nodes.append(helper.make_node("Mul", [n.input[0], at], list(n.output), n.name))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def _sort_axes(model: onnx.ModelProto) -> None:
+    """Axes of Squeeze in order: onnx infers a wrong shape from others before opset 13."""
+    for n in model.graph.node:
+        axes = next((a for a in n.attribute if a.name == "axes"), None)
+        if n.op_type == "Squeeze" and axes is not None:
+            axes.ints[:] = sorted(axes.ints)
+
+
 def _drop_default_inputs(model: onnx.ModelProto) -> None:
     """Inputs with an initializer are constants: what IR 3 demanded, and later IRs call defaults."""
     constants = {i.name for i in model.graph.initializer}
@@ -292,8 +337,10 @@ def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 continue
             names = [n for n in (f"{value.name}:{axis}", dim.dim_param) if n]
-            known.update(names)
             name = next((n for n in names if n in fix), None)
+            if name is None and dim.HasField("dim_value") and dim.dim_value == 0:
+                continue  # an empty tensor, unless the user knows better
+            known.update(names)
             if name is None:
                 label = dim.dim_param or f"{value.name}:{axis}"
                 raise ModelError(
@@ -317,10 +364,55 @@ def _fix_dims(where: str, model: onnx.ModelProto, fix: dict[str, int]) -> None:
                 f"has no open dimension {name!r}, of {len(known)} open ones",
                 f"Use one of {sorted(known)}" if known else "Drop fix_dims",
             )
-    for value in (*model.graph.output, *model.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:  # inference fills them in anew
-            if not dim.HasField("dim_value") or dim.dim_value < 0:
-                dim.Clear()
+
+
+def _forget_shapes(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Take away what the file says about values that nodes write: inference finds it anew.
+
+    onnxruntime warns and goes on where a file is wrong about them, so nobody notices.  Returns
+    what is static of it, by name, for values that no inference knows.
+    """
+    said: dict[str, onnx.TypeProto] = {}
+    for value in (*model.graph.value_info, *model.graph.output):
+        kept = onnx.TypeProto()
+        kept.CopyFrom(value.type)
+        tensor = kept.tensor_type
+        static = tensor.HasField("shape") and all(
+            d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim
+        )
+        if static or not kept.HasField("tensor_type"):
+            said[value.name] = kept
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return said
+
+
+def _infer(where: str, model: onnx.ModelProto, said: Mapping[str, onnx.TypeProto]) -> None:
+    """Shapes of all values in place, by onnx, onnxruntime, and where both know none, the file."""
+    for last in (False, True):
+        try:
+            model.CopyFrom(shape_inference.infer_shapes(model, data_prop=True))
+        except Exception as e:
+            raise ModelError(
+                where, f"its shapes do not fit: {_first_line(e)}", "Export it again"
+            ) from None
+        _ask_onnxruntime(model)
+        if last:
+            return
+        infos = {i.name: i for i in (*model.graph.value_info, *model.graph.output)}
+        known = {n for n, i in infos.items() if _value(i).dtype != OPAQUE}
+        written = {o for n in model.graph.node for o in n.output if o}
+        missing = [n for n in said if n in written and n not in known]
+        for name in missing:
+            info = infos.get(name)
+            if info is None:
+                info = model.graph.value_info.add()
+                info.name = name
+            info.type.CopyFrom(said[name])
+        if not missing:
+            return
 
 
 def _drop_empty_windows(model: onnx.ModelProto) -> None:
@@ -430,8 +522,10 @@ def _merge_dequantizers(model: onnx.ModelProto) -> None:
         model.graph.node.extend(kept)
 
 
-def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Constants folded and shapes inferred.
+def _fold(
+    where: str, model: onnx.ModelProto, said: Mapping[str, onnx.TypeProto]
+) -> onnx.ModelProto:
+    """Constants folded and shapes inferred, ``said`` where nobody infers them.
 
     Models with operators that onnxruntime does not know are folded by onnxscript, which skips
     them; it would fold the weights of quantized models too, so those stay as they are.
@@ -444,13 +538,8 @@ def _fold(where: str, model: onnx.ModelProto) -> onnx.ModelProto:
         if not foreign:
             raise
         model = model if quantized else _onnxscript_fold(model)
-    try:
-        model = shape_inference.infer_shapes(model, data_prop=True)
-    except Exception as e:
-        raise ModelError(
-            where, f"its shapes do not fit: {_first_line(e)}", "Export it again"
-        ) from None
-    _ask_onnxruntime(model)
+    _compute_constant_outputs(model)  # inference takes no values from constants that are outputs
+    _infer(where, model, said)
     inputs = {i.name: i for i in model.graph.input}
     for o in model.graph.output:
         if o.name in inputs:  # an output that is an input: inference looks at nodes only
@@ -565,6 +654,7 @@ def _graph(where: str, model: onnx.ModelProto) -> Graph:
     constants: dict[str, Array] = {i.name: numpy_helper.to_array(i) for i in g.initializer}
     values: dict[str, Value] = {}
     for info in (*g.value_info, *g.input, *g.output):
+        _check_positive(info)
         values[info.name] = _value(info)
     nodes: list[Node] = []
     outputs = tuple(o.name for o in g.output)
@@ -578,6 +668,8 @@ def _graph(where: str, model: onnx.ModelProto) -> Graph:
         if len(n.output) == 1 and n.output[0] in constants:
             continue
         nodes.append(_node(n, values, constants))
+        if n.op_type == "Softmax" and not n.domain and _opset(model) < SOFTMAX_OF_ONE_AXIS:
+            nodes[-1] = _coerced(nodes[-1], values[n.input[0]])
         for o in n.output:
             values.setdefault(o, Value(o, (), OPAQUE))
     inputs = tuple(i.name for i in g.input if i.name not in constants)
@@ -602,6 +694,15 @@ def _constant(n: onnx.NodeProto) -> Array | None:
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
+
+
+def _check_positive(info: onnx.ValueInfoProto) -> None:
+    """Windows larger than what they slide over infer to negative sizes."""
+    shape = [d.dim_value for d in info.type.tensor_type.shape.dim if d.HasField("dim_value")]
+    if min(shape, default=0) < 0:
+        raise ModelError(
+            info.name, f"this value would have the size {shape}", "Export the model again"
+        )
 
 
 def _value(info: onnx.ValueInfoProto) -> Value:
@@ -635,10 +736,23 @@ def _node(n: onnx.NodeProto, values: Mapping[str, Value], constants: Mapping[str
     if op == "Conv" or op in POOLS:
         _explicit_window(op, attrs, inputs, n.output, values)
         _check_window(n.name, op, attrs, inputs, values)
+    if op == "Reshape":
+        _check_reshape(n.name, values.get(inputs[0]), values.get(n.output[0]))
+    if op == "Transpose":
+        _check_permutation(n.name, attrs, values.get(inputs[0]))
+    if op == "BatchNormalization":
+        _check_normalization(n.name, inputs, values)
     if op == "Reshape" or op in RENAMES:
         attrs = {**attrs, "shape": values[n.output[0]].shape} if n.output[0] in values else attrs
     domain = "" if n.domain == "ai.onnx" else n.domain
     return Node(n.name, op, tuple(inputs), tuple(n.output), attrs, (), (n.name,), domain)
+
+
+def _coerced(node: Node, x: Value) -> Node:
+    """Softmax of old: over its axis, by default 1, and all behind it together."""
+    axis = int(node.attrs.get("axis", 1)) % max(1, len(x.shape))
+    alone = all(size == 1 for size in x.shape[axis + 1 :])
+    return node.with_(attrs={**node.attrs, "axis": axis, **({} if alone else {"coerced": 1})})
 
 
 def _subgraphs(n: onnx.NodeProto) -> list[onnx.GraphProto]:
@@ -713,6 +827,53 @@ def _check_window(
                 f"{op} reads {x.shape[1]} channels, its filters take {w.shape[1]} in each of "
                 f"{group} groups",
                 remedy,
+            )
+        bias = values.get(inputs[2]) if len(inputs) > 2 else None
+        if bias is not None and bias.dtype != OPAQUE and bias.shape != w.shape[:1]:
+            raise ModelError(
+                name,
+                f"{op} has a bias of shape {list(bias.shape)} for {w.shape[0]} filters",
+                remedy,
+            )
+
+
+def _check_reshape(name: str, x: Value | None, y: Value | None) -> None:
+    if x is None or y is None or OPAQUE in (x.dtype, y.dtype):
+        return
+    before, after = math.prod(x.shape), math.prod(y.shape)
+    if before != after:
+        raise ModelError(
+            name,
+            f"Reshape turns {list(x.shape)} into {list(y.shape)}: {before} elements into {after}",
+            "Export the model again",
+        )
+
+
+def _check_permutation(name: str, attrs: Mapping[str, Any], x: Value | None) -> None:
+    perm = attrs.get("perm")
+    if perm is None or x is None or x.dtype == OPAQUE:
+        return
+    if sorted(perm) != list(range(len(x.shape))):
+        raise ModelError(
+            name,
+            f"Transpose has perm={list(perm)} for {len(x.shape)} axes",
+            "Export the model again",
+        )
+
+
+def _check_normalization(name: str, inputs: Sequence[str], values: Mapping[str, Value]) -> None:
+    """One number a channel in each operand: onnxruntime looks at them when it runs."""
+    x = values.get(inputs[0])
+    if x is None or x.dtype == OPAQUE or len(x.shape) < 2:
+        return
+    for operand in inputs[1:]:
+        value = values.get(operand)
+        if value is not None and value.dtype != OPAQUE and value.shape != (x.shape[1],):
+            raise ModelError(
+                name,
+                f"BatchNormalization has {operand} of shape {list(value.shape)} for "
+                f"{x.shape[1]} channels",
+                "Export the model again",
             )
 
 

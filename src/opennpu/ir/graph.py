@@ -66,13 +66,16 @@ class Node:
 class Epilogue:
     """What happens to a result before it is written.
 
-    kind "relu" | "clip" (low, high) | "add" (``value``: name of the residual operand).
+    kind "relu" | "clip" (low, high) | "add" (``value``: name of the residual operand) | "call"
+    (``op``, ``attrs``: an operator of one tensor).
     """
 
     kind: str
     low: float = 0.0
     high: float = float("inf")
     value: str = ""
+    op: str = ""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

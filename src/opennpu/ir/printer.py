@@ -26,6 +26,8 @@ def _value(v: Value) -> str:
 def _epilogue(e: Epilogue) -> str:
     if e.kind == "add":
         return f" + {e.value}"
+    if e.kind == "call":
+        return f" {e.op}" + "".join(f" {k}={v}" for k, v in sorted(e.attrs.items()))
     return " relu" if e.kind == "relu" else f" clip({e.low:g}, {e.high:g})"
 
 

@@ -40,6 +40,7 @@ MAX_WIDTH = cna.DATA_SIZE0.fields["datain_width"].max
 MAX_ROWS = cna.CONV_CON2.fields["feature_grains"].max - 1  # grains = rows + 1
 MAX_KERNELS = dpu.DATA_CUBE_CHANNEL.fields["channel"].max // 64 * 64
 FP16_MAX = float(np.finfo(np.float16).max)
+MAX_NOTCH = dpu.DATA_CUBE_NOTCH_ADDR.fields["notch_addr_0"].max
 MAX_TASKS = chip.TASKS_PER_START
 
 
@@ -67,6 +68,17 @@ class Epilogue:
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """A function behind the bias: registers instead of those that only convert.
+
+    step: of int8, what one unit behind BS is in real numbers; 0 for the usual one.
+    """
+
+    registers: tuple[Register, ...]
+    step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Convolution:
     """One convolution, dense or depthwise, of cube ``x`` into cube ``y``."""
 
@@ -79,6 +91,13 @@ class Convolution:
     weight_scale: Array | None  # [OC] float32 for int8
     depthwise: bool
     epilogue: Epilogue = Epilogue()
+    behind: Behind | None = None
+
+    @property
+    def step(self) -> float:
+        """One unit of the int8 pipeline behind BS, in real numbers."""
+        usual = self.y.scale / (1 << FRACTION_BITS)
+        return (self.behind.step or usual) if self.behind else usual
 
     @property
     def residual(self) -> Operand | None:
@@ -117,6 +136,14 @@ class Convolution:
         """Bytes of one kernel."""
         kh, kw = self.window.kernel
         return kh * kw * (1 if self.depthwise else self.in_channels) * self.element_bytes
+
+
+def two_parts(weights: Array) -> tuple[Array, Array] | None:
+    """Weights of nine bits as the sum of two int8 arrays; None for others."""
+    if weights.dtype != np.int16 or weights.max(initial=0) > 254 or weights.min(initial=0) < -256:
+        return None
+    first = np.clip(weights, -128, 127)
+    return first.astype(np.int8), (weights - first).astype(np.int8)
 
 
 def kernel_step(precision: Precision, depthwise: bool) -> int:
@@ -314,6 +341,12 @@ def tiles(conv: Convolution) -> list[Tile]:
         for y in range(0, oh, rows)
         for x in range(0, ow, cols)
     ]
+    gap = ow - min(t.cols for t in out)
+    if gap > MAX_NOTCH:
+        raise site.refuse(
+            f"is {ow} px wide in tiles of {cols} px: the DPU skips at most {MAX_NOTCH} px a line, "
+            f"not {gap}"
+        )
     if len(out) > MAX_TASKS:
         raise site.refuse(f"needs {len(out)} tasks, one start takes at most {MAX_TASKS}")
     return out
@@ -342,18 +375,19 @@ def float_bits(x: float) -> int:
     return int(np.float32(x).view(np.uint32))
 
 
-def place(conv: Convolution) -> Constants:
-    """Pack weights and operands into the constant buffer."""
+def place(conv: Convolution, weights: Ref | None = None) -> Constants:
+    """Pack weights, unless they are in memory already, and operands into the constant buffer."""
     site, oc = conv.site, conv.out_channels
     real = conv.y.nhwc[3]
     dtype = np.float16 if conv.precision is Precision.FP16 else np.int8
-    full = np.zeros((oc, *conv.weights.shape[1:]), dtype)
-    full[:real] = conv.weights
-    if conv.depthwise:
-        data = pack_depthwise_weights(full, conv.precision, oc)
-    else:
-        data = pack_weights(full, conv.precision, conv.in_channels)
-    weights = site.place(data)
+    if weights is None:
+        full = np.zeros((oc, *conv.weights.shape[1:]), dtype)
+        full[:real] = conv.weights
+        if conv.depthwise:
+            data = pack_depthwise_weights(full, conv.precision, oc)
+        else:
+            data = pack_weights(full, conv.precision, conv.in_channels)
+        weights = site.place(data)
     bias = np.zeros(oc, np.float64)
     if conv.bias is not None:
         bias[:real] = conv.bias
@@ -397,14 +431,15 @@ def multipliers(conv: Convolution) -> tuple[Array, int]:
     scale = np.zeros(conv.out_channels)
     if conv.weight_scale is None:
         raise AssertionError("int8 weights come with scales")
-    scale[: conv.y.nhwc[3]] = conv.x.scale * conv.weight_scale.astype(np.float64) / conv.y.scale
-    top = float(scale.max()) * (1 << FRACTION_BITS)
+    scale[: conv.y.nhwc[3]] = conv.x.scale * conv.weight_scale.astype(np.float64) / conv.step
+    top = float(scale.max())
     limit = dpu.BS_MUL_CFG.fields["bs_mul_shift_value"].max
     shift = int(np.clip(np.floor(np.log2(32767 / top)), 0, limit)) if top > 0 else 0
-    c = np.rint(scale * 2.0 ** (FRACTION_BITS + shift))
+    c = np.rint(scale * 2.0**shift)
     if c.max(initial=0) > 32767:
         raise conv.site.refuse(
-            f"rescales int8 by {scale.max():g}, the multiplier takes at most {32767 / 1024:g}",
+            f"rescales int8 by {top / (1 << FRACTION_BITS):g}, the multiplier takes at most "
+            f"{32767 / 1024:g}",
             "Check the quantization of its output: its scale is too small",
         )
     return c.astype(np.int16), shift
@@ -580,7 +615,7 @@ def words(conv: Convolution, consts: Constants, t: Tile) -> Iterator[Emitted]:
     yield cna.FC_CON2()
     yield cna.DMA_CON0(data_burst_len=15, weight_burst_len=15)
     yield cna.DMA_CON1(line_stride=iw if by_line else 4 * iw)
-    yield cna.DMA_CON2(surf_stride=iw * ih - (in_cols if by_line else 4 * iw))
+    yield cna.DMA_CON2(surf_stride=x.plane_atoms - (in_cols if by_line else 4 * iw))
     yield cna.FC_DATA_SIZE0(dma_width=in_cols, dma_height=in_rows)
     yield cna.FC_DATA_SIZE1(dma_channel=in_c)
     yield cna.DCOMP_CTRL()
@@ -595,7 +630,9 @@ def words(conv: Convolution, consts: Constants, t: Tile) -> Iterator[Emitted]:
     yield core.DATAOUT_SIZE_1(dataout_channel=t.channels)
     yield core.CLIP_TRUNCATE()
     yield core.UNDOC_3030()
-    yield from _dpu_words(conv, consts, t, mode, notch)
+    instead = {type(r): r for r in conv.behind.registers} if conv.behind else {}
+    for word in _dpu_words(conv, consts, t, mode, notch):
+        yield instead.get(type(word), word) if isinstance(word, Register) else word
     yield dpu_rdma.RDMA_DATA_CUBE_WIDTH(width=t.cols)
     yield dpu_rdma.RDMA_DATA_CUBE_HEIGHT(height=t.rows)
     yield dpu_rdma.RDMA_DATA_CUBE_CHANNEL(channel=t.channels)

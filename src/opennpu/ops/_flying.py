@@ -33,8 +33,19 @@ Array = npt.NDArray[Any]
 
 START = global_.OPERATION_ENABLE(dpu_op_en=1, dpu_rdma_op_en=1).word
 LINE_ATOMS = 4096  # of a flat run; boards ran up to 8175 in one line
+USE_ALU, USE_MUL = 1, 4  # operands in a per-channel stream
 BS_OPERAND_BYTES, BN_OPERAND_BYTES = 4, 2  # per channel: an fp32 summand, an fp16 factor
 MAX_LINES = dpu.DATA_CUBE_HEIGHT.fields["height"].max
+PER_CHANNEL = 0  # EW and ERDMA data modes: an operand for every channel
+ALGOS = {
+    "Add": Algo.ADD,
+    "Sub": Algo.MINUS,
+    "Div": Algo.DIV,
+    "Min": Algo.MIN,
+    "Max": Algo.MAX,
+    "Mul": Algo.MAX,  # of no meaning there
+}
+MINUS_ONE = int(np.float16(-1).view(np.uint16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,9 @@ class Stages:
     bn_operands: Ref | None = None  # per channel, through NRDMA
     bn_use: int = 0
     mul_shift: int = 0  # of BS, for DATA_FORMAT
+    other_mode: int = PER_PIXEL  # of the piece's second operand, where EW reads it
+    other_factors: bool = False  # BN reads it instead: fp16 factors per channel
+    narrow: bool = False  # EW works on fp16: division
 
     def get(self, default: Register) -> Register:
         for r in self.registers:
@@ -67,6 +81,9 @@ class Piece:
     surfaces: int
     plane_atoms: int  # distance between surfaces
     channel: int = 0  # first channel, for per-channel operands
+    in_plane_atoms: int | None = None  # of ``main``, where it is not ``plane_atoms``
+    in_line_atoms: int = 0  # from one read line to the next, where it is not ``width``
+    out_line_atoms: int = 0  # from one written line to the next, where it is not ``width``
 
 
 def flat_pieces(a: Operand, b: Operand | None, y: Operand) -> list[Piece]:
@@ -92,8 +109,10 @@ def flat_pieces(a: Operand, b: Operand | None, y: Operand) -> list[Piece]:
     return pieces
 
 
-def surface_pieces(x: Operand, y: Operand) -> list[Piece]:
+def surface_pieces(x: Operand, y: Operand, other: Operand | None = None) -> list[Piece]:
     """Surfaces of every image, so that operands can differ by channel.
+
+    ``other``: a cube with one pixel per image, or one for all images.
 
     As many whole ones as a cube may have channels; one by one where a plane must be cut.
     """
@@ -105,7 +124,7 @@ def surface_pieces(x: Operand, y: Operand) -> list[Piece]:
     return [
         Piece(
             x.at(i, s * c2) + skip * chip.ATOM_BYTES,
-            None,
+            other.at(i if other.nhwc[0] > 1 else 0, s * c2) if other else None,
             y.at(i, s * c2) + skip * chip.ATOM_BYTES,
             width,
             height,
@@ -160,7 +179,8 @@ def words(p: Precision, stages: Stages, piece: Piece, y: Operand) -> Iterator[Em
     yield dpu.DST_SURF_STRIDE(dst_surf_stride=piece.plane_atoms)
     yield dpu.DATA_CUBE_WIDTH(width=piece.width)
     yield dpu.DATA_CUBE_HEIGHT(height=piece.height)
-    yield dpu.DATA_CUBE_NOTCH_ADDR()
+    gap = max(0, piece.out_line_atoms - piece.width)
+    yield dpu.DATA_CUBE_NOTCH_ADDR(notch_addr_0=gap, notch_addr_1=gap)
     yield dpu.DATA_CUBE_CHANNEL(channel=channels, orig_channel=channels)
     yield get(dpu.BS_CFG(bs_bypass=1, bs_alu_bypass=1, bs_mul_bypass=1, bs_relu_bypass=1))
     yield get(dpu.BS_ALU_CFG())
@@ -196,27 +216,34 @@ def words(p: Precision, stages: Stages, piece: Piece, y: Operand) -> Iterator[Em
     else:
         yield dpu_rdma.RDMA_BS_BASE_ADDR()
     yield dpu_rdma.RDMA_NRDMA_CFG(nrdma_data_use=stages.bn_use)
-    if stages.bn_operands:
+    factors = piece.other if stages.other_factors else None
+    if factors:
+        yield At(dpu_rdma.RDMA_BN_BASE_ADDR, factors)
+    elif stages.bn_operands:
         yield At(dpu_rdma.RDMA_BN_BASE_ADDR, stages.bn_operands + piece.channel * BN_OPERAND_BYTES)
     else:
         yield dpu_rdma.RDMA_BN_BASE_ADDR()
-    if piece.other:
-        yield dpu_rdma.RDMA_ERDMA_CFG(erdma_data_mode=PER_PIXEL, erdma_data_size=EDATA_SIZE[p])
+    if piece.other and not factors:
+        mode, step = stages.other_mode, piece.plane_atoms
+        yield dpu_rdma.RDMA_ERDMA_CFG(erdma_data_mode=mode, erdma_data_size=EDATA_SIZE[p])
         yield At(dpu_rdma.RDMA_EW_BASE_ADDR, piece.other)
-        yield dpu_rdma.RDMA_EW_SURF_STRIDE(ew_surf_stride=piece.plane_atoms)
+        yield dpu_rdma.RDMA_EW_SURF_STRIDE(ew_surf_stride=step if mode == PER_PIXEL else 1)
     else:
         yield dpu_rdma.RDMA_ERDMA_CFG(erdma_disable=1)
         yield dpu_rdma.RDMA_EW_BASE_ADDR()
         yield dpu_rdma.RDMA_EW_SURF_STRIDE()
     yield dpu_rdma.RDMA_FEATURE_MODE_CFG(
         flying_mode=1,
-        mrdma_fp16tofp32_en=float_mode,
+        mrdma_fp16tofp32_en=float_mode and not stages.narrow,
         proc_precision=p,
         burst_len=15,
         in_precision=p,
     )
-    yield dpu_rdma.RDMA_SRC_DMA_CFG()
-    yield dpu_rdma.RDMA_SURF_NOTCH()
+    line = max(piece.in_line_atoms, piece.width)
+    yield dpu_rdma.RDMA_SRC_DMA_CFG(line_notch_addr=line - piece.width)
+    walked = (piece.height - 1) * line + piece.width  # when a surface has been read
+    skip = 0 if piece.in_plane_atoms is None else piece.in_plane_atoms - walked
+    yield dpu_rdma.RDMA_SURF_NOTCH(surf_notch_addr=skip)
     yield dpu_rdma.RDMA_PAD_CFG()
     yield dpu_rdma.RDMA_WEIGHT(m_weight=1, b_weight=1, n_weight=1, e_weight=1)
     yield dpu_rdma.RDMA_EW_SURF_NOTCH()
@@ -231,34 +258,68 @@ def _relu(low: float, high: float, step: float) -> tuple[bool, int]:
         return False, 0
     if high == math.inf:
         return True, 0
-    return True, max(1, round(high / step)) if step else float_bits(high)
+    if not step:
+        return True, float_bits(high)
+    cap = max(1, round(high / step))
+    return True, cap if cap < 1 << 31 else 0  # the pipeline saturates below it
 
 
 def binary(
-    site: Site, kind: str, a: Operand, b: Operand, y: Operand, low: float, high: float
+    site: Site,
+    kind: str,
+    a: Operand,
+    b: Operand,
+    y: Operand,
+    low: float,
+    high: float,
+    swapped: bool = False,
+    per_channel: bool = False,
 ) -> Stages:
-    """Stages for a + b or a * b of two cubes."""
+    """Stages for a + b, a - b, a * b, a / b, min and max of two cubes.
+
+    swapped: b - a instead.  per_channel: ``b`` has one pixel.
+    """
     float_mode = site.precision is Precision.FP16
-    mul = kind == "Mul"
+    mul, mode = kind == "Mul", PER_CHANNEL if per_channel else PER_PIXEL
     step = 0.0 if float_mode else y.scale / (1 << FRACTION_BITS)
     if mul and not float_mode:
         step = a.scale * b.scale
     relu, relux = _relu(low, high, step)
+    if float_mode and mul and per_channel:
+        return Stages(
+            (
+                dpu.BN_CFG(bn_alu_bypass=1, bn_relu_bypass=not relu, bn_relux_en=bool(relux)),
+                dpu.BN_MUL_CFG(bn_mul_src=1),
+                dpu.BN_RELUX_CMP_VALUE(bn_relux_cmp_dat=relux),
+            ),
+            bn_use=USE_MUL,
+            other_factors=True,
+        )
+    negate = swapped and kind == "Sub"
     ew = dpu.EW_CFG(
         ew_op_type=mul,
         ew_op_src=1,
         ew_lut_bypass=1,
-        ew_op_cvt_bypass=float_mode and mul,
+        ew_op_cvt_bypass=float_mode and kind in ("Mul", "Div"),
         ew_relu_bypass=not relu,
         ew_relux_en=bool(relux),
-        ew_alu_algo=Algo.MAX if mul else Algo.ADD,
+        ew_alu_algo=ALGOS[kind] if (float_mode and not negate) or kind != "Sub" else Algo.ADD,
+        ew_equal_en=not float_mode and kind in ("Min", "Max"),
         edata_size=EDATA_SIZE[site.precision],
-        ew_data_mode=PER_PIXEL,
+        ew_data_mode=mode,
         ew_cvt_type=0 if float_mode else 1,  # int8 operands: subtract the zero point, then scale
     )
     cap = dpu.EW_RELUX_CMP_VALUE(ew_relux_cmp_dat=relux)
+    if float_mode and kind == "Div":
+        return Stages((ew, cap, dpu.OUT_CVT_SCALE(out_cvt_scale=1)), other_mode=mode, narrow=True)
+    if float_mode and negate:
+        minus = (
+            dpu.BS_CFG(bs_alu_bypass=1, bs_relu_bypass=1),
+            dpu.BS_MUL_CFG(bs_mul_operand=MINUS_ONE),
+        )
+        return Stages((*minus, ew, cap), other_mode=mode)
     if float_mode:
-        return Stages((ew, cap))
+        return Stages((ew, cap), other_mode=mode)
     less_zero = dpu.BS_ALU_CFG(bs_alu_operand=-a.zero_point & 0xFFFF_FFFF)
     if mul:
         scale, shift = fixed_point(site, a.scale * b.scale / y.scale, "an output scale ratio of")
@@ -271,21 +332,25 @@ def binary(
                 dpu.EW_CVT_OFFSET_VALUE(ew_op_cvt_offset=-b.zero_point),
                 dpu.OUT_CVT_SCALE(out_cvt_scale=scale),
                 dpu.OUT_CVT_SHIFT(out_cvt_shift=shift),
-            )
+            ),
+            other_mode=mode,
         )
     ka, sa = fixed_point(site, a.scale / y.scale * 2**FRACTION_BITS, "a scale ratio of")
     kb, sb = fixed_point(site, b.scale / y.scale * 2**FRACTION_BITS, "a scale ratio of")
+    if kind == "Sub":
+        ka, kb = (-ka, kb) if swapped else (ka, -kb)
     return Stages(
         (
             dpu.BS_CFG(bs_relu_bypass=1, bs_alu_algo=Algo.ADD),
             less_zero,
-            dpu.BS_MUL_CFG(bs_mul_shift_value=sa, bs_mul_operand=ka),
+            dpu.BS_MUL_CFG(bs_mul_shift_value=sa, bs_mul_operand=ka & 0xFFFF),
             ew,
             cap,
             dpu.EW_CVT_OFFSET_VALUE(ew_op_cvt_offset=-b.zero_point),
             dpu.EW_CVT_SCALE_VALUE(ew_op_cvt_scale=kb, ew_op_cvt_shift=sb),
         ),
         mul_shift=sa,
+        other_mode=mode,
     )
 
 
@@ -330,6 +395,20 @@ def unary(site: Site, x: Operand, y: Operand, low: float, high: float) -> Stages
     )
 
 
+def below(high: float) -> Stages:
+    """Stages for min(x, high) of fp16: high - relu(high - x), in fp32."""
+    return Stages(
+        (
+            dpu.BS_CFG(bs_alu_algo=Algo.ADD),
+            dpu.BS_ALU_CFG(bs_alu_operand=float_bits(-high)),
+            dpu.BS_MUL_CFG(bs_mul_operand=MINUS_ONE),
+            dpu.BN_CFG(bn_relu_bypass=1, bn_alu_algo=Algo.ADD),
+            dpu.BN_ALU_CFG(bn_alu_operand=float_bits(high)),
+            dpu.BN_MUL_CFG(bn_mul_operand=MINUS_ONE),
+        )
+    )
+
+
 def copy(site: Site, x: Operand, y: Operand) -> Stages:
     """Stages that move codes unchanged, or from one int8 quantization to another."""
     if site.precision is Precision.INT8:
@@ -341,10 +420,19 @@ def copy(site: Site, x: Operand, y: Operand) -> Stages:
     return Stages()
 
 
-def affine(site: Site, y: Operand, mul: Array, add: Array, low: float, high: float) -> Stages:
+def affine(
+    site: Site,
+    y: Operand,
+    mul: Array,
+    add: Array,
+    low: float,
+    high: float,
+    negate: bool = False,
+) -> Stages:
     """Stages for clip(x * mul + add): ``mul`` and ``add`` are [C] real numbers.
 
     fp16: the sum is exact in fp32, ``mul`` is rounded to fp16.  Of the two, one must be trivial.
+    negate: minus that, before the clip; ``mul`` is trivial.
     """
     room = y.surfaces * chip.elements_per_atom(site.precision)
     c = y.nhwc[3]
@@ -356,16 +444,17 @@ def affine(site: Site, y: Operand, mul: Array, add: Array, low: float, high: flo
             return Stages(
                 (
                     dpu.BS_CFG(
-                        bs_mul_bypass=1,
+                        bs_mul_bypass=not negate,
                         bs_alu_src=1,
                         bs_alu_algo=Algo.ADD,
                         bs_relu_bypass=not relu,
                         bs_relux_en=bool(relux),
                     ),
+                    dpu.BS_MUL_CFG(bs_mul_operand=MINUS_ONE if negate else 0),
                     dpu.BS_RELUX_CMP_VALUE(bs_relux_cmp_dat=relux),
                 ),
                 bs_operands=site.place(full_add.astype("<f4").view(np.uint8)),
-                bs_use=1,
+                bs_use=USE_ALU,
             )
         return Stages(
             (
@@ -374,6 +463,6 @@ def affine(site: Site, y: Operand, mul: Array, add: Array, low: float, high: flo
                 dpu.BN_RELUX_CMP_VALUE(bn_relux_cmp_dat=relux),
             ),
             bn_operands=site.place(full_mul.astype("<f2").view(np.uint8)),
-            bn_use=4,  # MUL only
+            bn_use=USE_MUL,
         )
     raise site.refuse("with a per-channel constant in int8 is not programmed yet")

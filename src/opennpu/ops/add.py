@@ -23,6 +23,10 @@ class Add(_Binary):
         Sample(((1, 24, 56, 56), (1, 24, 56, 56))),
         Sample(((1, 24, 5, 5),), consts=((1, 24, 1, 1),), precisions=(Precision.FP16,)),
         Sample(((1, 4, 1, 9000), (1, 4, 1, 9000))),
+        Sample(((1, 24, 5, 5), (1, 24, 1, 1))),
+        Sample(((2, 13, 1, 1), (2, 13, 5, 5))),
+        Sample(((3, 7, 40),), consts=((7, 40),), precisions=(Precision.FP16,)),
+        Sample(((1, 16, 6, 7),), consts=((1,),)),
         Sample(((1, 8, 4, 4), (1, 8, 4, 1)), ok=False),
     )
 

@@ -12,6 +12,7 @@ entry-point group ``opennpu.ops``.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -51,6 +52,7 @@ class Operand:
     channels: int = 0  # channels with room in memory
     ref: Ref = field(default_factory=lambda: Ref("arena"))
     const: Array | None = None  # set for constants: then view and ref mean nothing
+    pitch_atoms: int = 0  # between surfaces, where the cube is a part of a larger one
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,8 +72,8 @@ class Operand:
 
     @property
     def plane_atoms(self) -> int:
-        """Atoms of one surface."""
-        return self.nhwc[1] * self.nhwc[2]
+        """Atoms from one surface to the next."""
+        return self.pitch_atoms or self.nhwc[1] * self.nhwc[2]
 
     def at(self, n: int = 0, channel: int = 0, y: int = 0, x: int = 0) -> Ref:
         """Address of the atom that holds an element."""
@@ -110,6 +112,7 @@ class Site:
     target: Target = Target()
     residual: Operand | None = None  # operand of an "add" epilogue
     place: Callable[[Array], Ref] = _no_const  # bytes -> address in the constant buffer
+    scratch: Ref = field(default_factory=lambda: Ref("arena"))  # `Op.scratch` bytes of its own
 
     @property
     def x(self) -> Operand:
@@ -147,6 +150,7 @@ class Sample:
     precisions: tuple[Precision, ...] = (Precision.FP16, Precision.INT8)
     bound: float = 2e-3
     op: str = ""  # which of the operator's names; default the first
+    span: tuple[float, float] | None = None  # of the numbers that go in; default around 0
 
 
 class Op:
@@ -178,6 +182,13 @@ class Op:
         """The same in terms of other operators, or None for a native operator."""
         return None
 
+    @classmethod
+    def alternative(
+        cls, node: Node, values: Mapping[str, Value], consts: Mapping[str, Array]
+    ) -> Expansion | None:
+        """As `expand`, asked only where the native route refuses the node."""
+        return None
+
     # -- native route --------------------------------------------------------------------
     @staticmethod
     def check(site: Site) -> None:
@@ -204,6 +215,11 @@ class Op:
         Whole atoms by default; operators that walk all surfaces of their output ask for as many.
         """
         return tuple(0 for _ in site.inputs)
+
+    @classmethod
+    def scratch(cls, site: Site) -> int:
+        """Bytes that its tasks need beside inputs and output; ``site.output.channels`` is set."""
+        return 0
 
     @classmethod
     def tasks(cls, site: Site) -> Iterator[Task]:
@@ -249,7 +265,7 @@ def clip_range(node: Node) -> tuple[float, float]:
     """The relu and clip epilogues of a node as one clip to (low, high)."""
     low, high = -np.inf, np.inf
     for e in node.epilogue:
-        if e.kind == "add":
+        if e.kind in ("add", "call"):
             low, high = -np.inf, np.inf
             continue
         lo, hi = (0.0, np.inf) if e.kind == "relu" else (e.low, e.high)
@@ -263,6 +279,8 @@ def apply_epilogue(node: Node, y: Array, residual: Array | None = None) -> Array
         if e.kind == "add":
             assert residual is not None
             y = y + residual
+        elif e.kind == "call":
+            y = OPS[e.op].reference(Node(node.name, e.op, ("",), ("",), e.attrs), y)
         else:
             y = np.maximum(y, 0) if e.kind == "relu" else np.clip(y, e.low, e.high)
     return y
@@ -336,7 +354,7 @@ def _factors(
 
 def reshaped_view(old: tuple[int, ...], view: View, new: tuple[int, ...]) -> View | None:
     """The view under which ``reshape(x, new)`` has the bytes of ``x``; None if there is none."""
-    refined = _factors(old, new)
+    refined = _factors(old, new) if math.prod(old) == math.prod(new) else None
     if refined is None:
         return None
     of_old, of_new = refined

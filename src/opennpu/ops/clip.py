@@ -1,4 +1,7 @@
-"""Relu and Clip as tasks of their own, where they could not join the node before them."""
+"""Relu and Clip as tasks of their own, where they could not join the node before them.
+
+int8 with bounds that BS cannot clamp to is a table look-up.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from opennpu.errors import UnsupportedError
 from opennpu.hw.rk3588.common import Precision
 from opennpu.ir.graph import Epilogue, Node
-from opennpu.ops import _conv, _flying
-from opennpu.ops.base import Op, Sample, Site, apply_epilogue, clip_range, image_view
+from opennpu.ops import _conv, _flying, _table
+from opennpu.ops.base import MAX_SHIFT, Op, Sample, Site, apply_epilogue, clip_range, image_view
 from opennpu.program import Task, View
 
 Array = npt.NDArray[Any]
@@ -23,6 +27,9 @@ def bounds(site: Site) -> tuple[float, float]:
     own = Epilogue("relu")
     if node.op == "Clip":
         low, high = (site.const(i) for i in (1, 2))
+        for bound in (low, high):
+            if bound is not None and bound.size != 1:
+                raise site.refuse(f"has a bound of {bound.size} elements, not of 1")
         attrs = node.attrs  # opset 6 has the bounds there
         own = Epilogue(
             "clip",
@@ -32,12 +39,30 @@ def bounds(site: Site) -> tuple[float, float]:
     return clip_range(node.with_(epilogue=(own, *node.epilogue)))
 
 
+def _above_only(site: Site, low: float, high: float) -> bool:
+    """fp16, and no lower bound."""
+    return site.precision is Precision.FP16 and low == -np.inf and high != np.inf
+
+
+def _by_table(site: Site, low: float, high: float) -> bool:
+    """int8, and the bounds are not those of BS."""
+    if site.precision is not Precision.INT8:
+        return False
+    try:
+        _conv.check_clip(site, low, high, site.output)
+    except UnsupportedError:
+        return True
+    return False
+
+
 class Clip(Op):
     names = ("Clip", "Relu")
     samples = (
         Sample(((1, 16, 6, 7),), op="Relu"),
         Sample(((2, 20, 5, 3),), op="Relu"),
-        Sample(((1, 16, 6, 7),), {"min": -0.5, "max": 0.5}, precisions=(Precision.FP16,)),
+        Sample(((1, 16, 6, 7),), {"min": -0.5, "max": 0.5}),
+        Sample(((2, 13, 5),), {"max": 0.25}),
+        Sample(((2, 13, 5),), {"max": 5000.0}, ok=False, precisions=(Precision.FP16,)),
     )
 
     @staticmethod
@@ -56,8 +81,15 @@ class Clip(Op):
             if i < len(site.inputs) and site.inputs[i] is not None and site.const(i) is None:
                 raise site.refuse("has computed bounds, the NPU takes constant ones")
         low, high = bounds(site)
-        _conv.check_clip(site, low, high, site.output)
-        _flying.unary(site, site.x, site.output, low, high)
+        if _above_only(site, low, high):
+            if not abs(high) <= MAX_SHIFT:
+                raise site.refuse(
+                    f"clips at {high:g} from above, in fp32 the shift there and back keeps fp16 "
+                    f"whole up to {MAX_SHIFT:g}"
+                )
+        elif not _by_table(site, low, high):
+            _conv.check_clip(site, low, high, site.output)
+            _flying.unary(site, site.x, site.output, low, high)
 
     @staticmethod
     def views(site: Site) -> tuple[tuple[View | None, ...], View]:
@@ -70,6 +102,13 @@ class Clip(Op):
 
     @classmethod
     def tasks(cls, site: Site) -> Iterator[Task]:
-        stages = _flying.unary(site, site.x, site.output, *bounds(site))
+        low, high = bounds(site)
+        if _by_table(site, low, high):
+            table = _table.int8_table(site.x, site.output, lambda x: np.clip(x, low, high))
+            return _table.tasks(site, table, site.x, site.output)
+        if _above_only(site, low, high):
+            stages = _flying.below(high)
+        else:
+            stages = _flying.unary(site, site.x, site.output, low, high)
         pieces = _flying.flat_pieces(site.x, None, site.output)
         return _flying.tasks(site, stages, pieces, site.output)

@@ -1,9 +1,8 @@
-"""Concat along channels: each operand is copied to its surfaces.  Runs on the DPU."""
+"""Concat along any axis: each operand is copied to its place.  Runs on the DPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ import numpy.typing as npt
 
 from opennpu.hw.layout import align
 from opennpu.hw.rk3588 import chip
-from opennpu.ir.graph import Node
-from opennpu.ops import _flying
-from opennpu.ops.base import Op, Operand, Sample, Site, image_view
+from opennpu.ir.graph import Node, Value
+from opennpu.ops import _flying, _move
+from opennpu.ops.base import Expansion, Op, Sample, Site, image_view
 from opennpu.program import Task, View
 
 Array = npt.NDArray[Any]
@@ -27,8 +26,13 @@ class Concat(Op):
     samples = (
         Sample(((1, 16, 5, 5), (1, 32, 5, 5)), {"axis": 1}),
         Sample(((2, 16, 3, 4), (2, 16, 3, 4), (2, 16, 3, 4)), {"axis": 1}),
-        Sample(((1, 3, 5, 5), (1, 16, 5, 5)), {"axis": 1}, ok=False),
-        Sample(((1, 16, 5, 5), (1, 16, 5, 5)), {"axis": 2}, ok=False),
+        Sample(((1, 3, 5, 5), (1, 16, 5, 5)), {"axis": 1}),
+        Sample(((2, 5, 4, 4), (2, 12, 4, 4), (2, 7, 4, 4)), {"axis": 1}),
+        Sample(((1, 16, 5, 5), (1, 16, 3, 5)), {"axis": 2}),
+        Sample(((2, 20, 5, 5), (2, 20, 5, 2)), {"axis": -1}),
+        Sample(((1, 8, 4, 4), (3, 8, 4, 4)), {"axis": 0}),
+        Sample(((1, 8, 2, 4, 4), (1, 8, 3, 4, 4)), {"axis": 2}),
+        Sample(((1, 4, 3, 4, 4), (1, 8, 3, 4, 4)), {"axis": 1}, ok=False),
     )
 
     @staticmethod
@@ -38,69 +42,100 @@ class Concat(Op):
 
     @staticmethod
     def check(site: Site) -> None:
-        if site.node.epilogue:
-            raise site.refuse("has a fused activation, it only copies")
-        axis, c2 = axis_of(site), chip.elements_per_atom(site.precision)
-        assert site.output.view is not None
-        if site.output.view.perm[-1] != axis or site.output.shape[axis] != site.output.nhwc[3]:
-            raise site.refuse(f"joins axis {axis}, the NPU joins channels")
+        axis = axis_of(site)
         for operand in site.inputs:
             if operand is None or operand.const is not None:
                 raise site.refuse("has a constant operand")
+            _move.check_moves(site, operand, site.output)
+        placed = _move.need_axes(site, site.output)[axis]
+        if placed.place != 3:
+            return
+        c2 = chip.elements_per_atom(site.precision)
+        if site.output.shape[axis] * placed.step != site.output.nhwc[3]:
+            raise site.refuse(f"joins axis {axis}, a part of {site.output.nhwc[3]} channels")
         for operand in site.inputs[:-1]:
             assert operand is not None
-            if operand.shape[axis] % c2:
+            if operand.nhwc[3] % c2:
                 raise site.refuse(
-                    f"joins {operand.shape[axis]} channels, operands before the last must have "
+                    f"joins {operand.nhwc[3]} channels, operands before the last must have "
                     f"a multiple of {c2}"
                 )
-        for operand in site.inputs:
-            assert operand is not None
-            if operand.value.quant is not None:
-                _flying.unary(site, operand, site.output, -np.inf, np.inf)
 
     @staticmethod
     def views(site: Site) -> tuple[tuple[View | None, ...], View]:
-        given = next((i.view for i in site.inputs if i and i.view is not None), None)
+        given = next((i for i in site.inputs if i and i.view is not None), None)
         out = image_view(site.output.shape)
-        if given is not None:
-            axis = axis_of(site)
-            channels = site.output.shape[axis] if given.perm[-1] == axis else given.nhwc[3]
-            out = View(given.perm, (*given.nhwc[:3], channels))
-            if int(np.prod(out.nhwc)) != int(np.prod(site.output.shape)):
-                raise site.refuse(f"joins axis {axis}, the NPU joins channels")
-        views = tuple(
-            View(out.perm, (*out.nhwc[:3], i.shape[out.perm[-1]])) if i else None
-            for i in site.inputs
-        )
-        return views, out
+        if given is not None and given.view is not None:
+            out = _move.need_view(site, given, given.view, site.output.shape)
+        views: list[View | None] = []
+        for i in site.inputs:
+            if i is None or i.const is not None:
+                views.append(None)
+            else:
+                views.append(_move.need_view(site, site.output, out, i.shape))
+        return tuple(views), out
 
     @classmethod
     def input_rooms(cls, site: Site, room: int) -> tuple[int, ...]:
+        if _move.need_axes(site, site.output)[axis_of(site)].place != 3:
+            return tuple(room for _ in site.inputs)
         c2 = chip.elements_per_atom(site.precision)
         sizes = [align(i.nhwc[3], c2) if i else 0 for i in site.inputs]
         sizes[-1] += max(0, room - align(site.output.nhwc[3], c2))
         return tuple(sizes)
 
     @classmethod
+    def alternative(
+        cls, node: Node, values: Mapping[str, Value], consts: Mapping[str, Array]
+    ) -> Expansion | None:
+        """Any channels: each operand into its own channels by a convolution of 1x1, then sums."""
+        y = values[node.outputs[0]]
+        axis = int(node.attrs.get("axis", 1)) % max(1, len(y.shape))
+        if node.epilogue or not _move.image_axis(y.shape, axis) or len(node.inputs) < 2:
+            return None
+        if any(i in consts for i in node.inputs):
+            return None
+        nodes: list[Node] = []
+        made: dict[str, Value] = {}
+        constants: dict[str, Array] = {}
+        total, at = "", 0
+        for k, name in enumerate(node.inputs):
+            x, part = values[name], f"{y.name}/{k}"
+            pick = [-1] * y.shape[1]
+            pick[at : at + x.shape[1]] = range(x.shape[1])
+            at += x.shape[1]
+            moved = _move.selection(node.with_(name=f"{node.name}/{k}"), x, y, pick, output=part)
+            nodes += moved.nodes
+            made |= {**moved.values, part: Value(part, y.shape, y.dtype, y.quant)}
+            constants |= moved.constants
+            if total:
+                last = k == len(node.inputs) - 1
+                both = y.name if last else f"{part}/sum"
+                nodes.append(
+                    node.with_(
+                        name=f"{node.name}/{k}/sum",
+                        op="Add",
+                        inputs=(total, part),
+                        outputs=(both,),
+                        attrs={},
+                    )
+                )
+                if not last:
+                    made[both] = Value(both, y.shape, y.dtype, y.quant)
+                total = both
+            else:
+                total = part
+        return Expansion(tuple(nodes), made, constants)
+
+    @classmethod
     def tasks(cls, site: Site) -> Iterator[Task]:
-        y, channel = site.output, 0
+        y, axis, at = site.output, axis_of(site), 0
         c2 = chip.elements_per_atom(site.precision)
+        channels = _move.need_axes(site, y)[axis].place == 3
         for k, x in enumerate(site.inputs):
             assert x is not None
             last = k == len(site.inputs) - 1
-            room = y.channels - channel if last else align(x.nhwc[3], c2)
-            stages = _flying.copy(site, x, y)
-            for n in range(y.nhwc[0]):
-                source = single(x, n, 0, room)
-                target = single(y, n, channel, room)
-                pieces = _flying.flat_pieces(source, None, target)
-                yield from _flying.tasks(site, stages, pieces, y)
-            channel += x.nhwc[3]
-
-
-def single(o: Operand, n: int, channel: int, room: int) -> Operand:
-    """Image ``n`` of an operand from ``channel`` on, ``room`` channels of it."""
-    assert o.view is not None
-    view = replace(o.view, nhwc=(1, *o.nhwc[1:3], room))
-    return replace(o, view=view, channels=room, ref=o.at(n, channel))
+            count = -(-x.nhwc[3] // c2) if channels and not last else None
+            copy = _move.region(x, y, [_move.Range(axis, x.shape[axis], 0, at)], count)
+            yield from _move.tasks(site, [copy], _flying.copy(site, x, y), y)
+            at += x.shape[axis]

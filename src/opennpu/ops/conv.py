@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from opennpu.hw.layout import align
 from opennpu.hw.rk3588.common import Precision
-from opennpu.ir.graph import Node
-from opennpu.ops import _conv
-from opennpu.ops.base import Op, Sample, Site, apply_epilogue, clip_range, image_view
+from opennpu.ir.graph import Node, Value
+from opennpu.ops import _conv, _fused, _move, _sum
+from opennpu.ops.base import Expansion, Op, Sample, Site, apply_epilogue, clip_range, image_view
 from opennpu.program import Task, View
 
 Array = npt.NDArray[Any]
@@ -59,6 +60,8 @@ def weight_scale(site: Site, index: int, channels: int) -> Array | None:
         return None
     operand = site.inputs[index]
     assert operand is not None
+    if operand.value.quant is None:
+        raise site.refuse(f"has {operand.value.dtype} weights between int8 tensors")
     return np.broadcast_to(operand.quant.scale.reshape(-1), (channels,)).astype(np.float32)
 
 
@@ -73,7 +76,7 @@ def convolution(site: Site) -> _conv.Convolution:
     packed = full if depthwise else full.transpose(0, 2, 3, 1)
     return _conv.Convolution(
         site=site,
-        x=site.x,
+        x=_sum.part_of(site.x, site.node, w.shape[1]),
         y=site.output,
         window=window(site),
         weights=packed,
@@ -81,6 +84,7 @@ def convolution(site: Site) -> _conv.Convolution:
         weight_scale=weight_scale(site, 1, w.shape[0]),
         depthwise=depthwise,
         epilogue=_conv.Epilogue(*clip_range(site.node)),
+        behind=_fused.behind(site)[0],
     )
 
 
@@ -111,6 +115,19 @@ class Conv(Op):
         if bias is not None:
             y = y + bias.reshape(1, -1, 1, 1)
         return apply_epilogue(node, y[..., 0] if one else y).astype(np.float32)
+
+    @classmethod
+    def alternative(
+        cls, node: Node, values: Mapping[str, Value], consts: Mapping[str, Array]
+    ) -> Expansion | None:
+        """Parts of the input channels, added up; weights of nine bits in two parts."""
+        if int(node.attrs["group"]) != 1 or any(e.kind == "add" for e in node.epilogue):
+            return None
+        w = consts.get(node.inputs[1])
+        parts = None if w is None else _conv.two_parts(w)
+        if parts is not None:
+            return _twice(node, values, parts)
+        return _sum.split(node, values, consts, 1)
 
     @staticmethod
     def check(site: Site) -> None:
@@ -153,7 +170,31 @@ class Conv(Op):
 
     @classmethod
     def tasks(cls, site: Site) -> Iterator[Task]:
-        return _conv.tasks(convolution(site))
+        return _fused.tasks(convolution(site))
+
+
+def _twice(node: Node, values: Mapping[str, Value], parts: tuple[Array, Array]) -> Expansion | None:
+    """Weights of nine bits, as uint8 ones less their zero point: x twice, times two parts."""
+    x = values[node.inputs[0]]
+    if len(x.shape) not in (3, 4):
+        return None
+    twice, weights = f"{node.outputs[0]}/twice", f"{node.outputs[0]}/parts"
+    both = np.concatenate(parts, 1)
+    double = replace(x, name=twice, shape=(x.shape[0], both.shape[1], *x.shape[2:]))
+    first = _move.selection(
+        node.with_(name=f"{node.name}/twice", epilogue=()),
+        x,
+        double,
+        [*range(x.shape[1])] * 2,
+        output=twice,
+    )
+    last = node.with_(inputs=(twice, weights, *node.inputs[2:]))
+    w = replace(values[node.inputs[1]], name=weights, shape=both.shape, dtype="int8")
+    return Expansion(
+        (*first.nodes, last),
+        {**first.values, twice: double, weights: w},
+        {**first.constants, weights: both},
+    )
 
 
 def _conv_sample(
@@ -184,6 +225,9 @@ Conv.samples = (
     _conv_sample((1, 16, 40), (32, 16, 3), pads=(1, 1)),
     _conv_sample((1, 64, 120, 120), (64, 64, 3, 3), pads=(1, 1, 1, 1)),  # several row tiles
     _conv_sample((1, 8, 2, 2100), (16, 8, 1, 1)),  # wider than 2047: column tiles
+    replace(  # 16 kernels do not fit into the CBUF: parts of the channels
+        _conv_sample((1, 520, 6, 5), (20, 520, 5, 5)), precisions=(Precision.FP16,)
+    ),
     _conv_sample((1, 4, 300), (8, 4, 60), strides=(50,), ok=False),  # kernel over 31
     _conv_sample((1, 4, 300), (8, 4, 20), strides=(50,)),  # stride over 7
     _conv_sample((1, 8, 40, 40), (8, 8, 3, 3), pads=(16, 16, 16, 16), ok=False),

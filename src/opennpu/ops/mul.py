@@ -21,7 +21,12 @@ class Mul(_Binary):
         Sample(((1, 16, 6, 7), (1, 16, 6, 7))),
         Sample(((1, 40, 20, 20), (1, 40, 20, 20))),
         Sample(((1, 24, 5, 5),), consts=((24, 1, 1),), precisions=(Precision.FP16,)),
-        Sample(((1, 8, 4, 4), (1, 8, 1, 1)), ok=False),
+        Sample(((1, 24, 5, 5), (1, 24, 1, 1))),
+        Sample(((2, 13, 1, 1), (2, 13, 5, 5))),
+        Sample(((2, 24, 7), (24, 1))),
+        Sample(((1, 8, 4, 4),), consts=((1, 1, 4, 4),), precisions=(Precision.FP16,)),
+        Sample(((1, 16, 6, 7),), consts=((1,),)),
+        Sample(((1, 8, 4, 4), (1, 1, 4, 4)), ok=False),
     )
 
     @staticmethod

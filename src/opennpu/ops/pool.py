@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -11,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from opennpu.errors import UnsupportedError
 from opennpu.hw.rk3588.common import PoolingMethod, Precision
-from opennpu.ir.graph import Node, Value
-from opennpu.ops import _pool
+from opennpu.ir.graph import Node, Quant, Value
+from opennpu.ops import _conv, _pool
 from opennpu.ops.base import Expansion, Op, Sample, Site, image_view
 from opennpu.program import Task, View
 
 Array = npt.NDArray[Any]
+FP16 = (Precision.FP16,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class AveragePool(_Pool):
         Sample(((1, 16, 8, 8),), _attrs(2, 2)),
         Sample(((1, 24, 9, 9),), _attrs(3, 3)),
         Sample(((1, 8, 9, 9),), _attrs(3, 1, 1, count_include_pad=1), precisions=(Precision.FP16,)),
+        Sample(((1, 8, 19, 20),), _attrs(19, 1)),  # beyond the PPU: a convolution
         Sample(((1, 8, 9, 9),), _attrs(3, 1, 1), ok=False),
     )
 
@@ -153,12 +157,26 @@ class AveragePool(_Pool):
             if site.precision is Precision.INT8 and site.x.zero_point:
                 raise site.refuse(f"pads with zero point {site.x.zero_point}, the PPU pads with 0")
 
+    @classmethod
+    def alternative(
+        cls, node: Node, values: Mapping[str, Value], consts: Mapping[str, Array]
+    ) -> Expansion | None:
+        """A depthwise convolution: larger windows, another int8 scale, no PPU."""
+        a, x = node.attrs, values[node.inputs[0]]
+        counted = not any(a["pads"]) or bool(a.get("count_include_pad", 0))
+        if len(x.shape) != 4 or not counted or a.get("ceil_mode") or "dilations" in a:
+            return None
+        step = Equal(tuple(a["kernel_shape"]), tuple(a["strides"]), tuple(a["pads"]))
+        return equal_convolutions(node, values, (step,), 1 / math.prod(step.kernel))
+
 
 class GlobalAveragePool(_Pool):
     samples = (
         Sample(((1, 32, 7, 7),)),
         Sample(((2, 12, 3, 5),)),
-        Sample(((1, 16, 37, 37),), ok=False),
+        Sample(((1, 16, 37, 41),), precisions=FP16),
+        Sample(((2, 20, 29, 17),)),
+        Sample(((1, 16, 37, 37),), ok=False, precisions=(Precision.INT8,)),
     )
 
     @staticmethod
@@ -166,9 +184,9 @@ class GlobalAveragePool(_Pool):
         """x: [N, C, H, W] -> [N, C, 1, 1], float32."""
         return np.asarray(inputs[0].astype(np.float32).mean((2, 3), keepdims=True))
 
-    @staticmethod
+    @classmethod
     def expand(
-        node: Node, values: Mapping[str, Value], consts: Mapping[str, Array]
+        cls, node: Node, values: Mapping[str, Value], consts: Mapping[str, Array]
     ) -> Expansion | None:
         """Larger images: means of equal parts, then the mean of those."""
         x = values[node.inputs[0]]
@@ -176,7 +194,7 @@ class GlobalAveragePool(_Pool):
             return None
         down, across = (split_mean(size, _pool.MAX_WINDOW) for size in x.shape[2:])
         if down is None or across is None:
-            return None
+            return cls.alternative(node, values, consts)
         steps = list(zip_longest(down, across, fillvalue=1))
         nodes: list[Node] = []
         fresh: dict[str, Value] = {}
@@ -189,3 +207,86 @@ class GlobalAveragePool(_Pool):
             fresh[out] = replace(values[node.outputs[0]], name=out, shape=tuple(shape))
             name = out
         return Expansion(tuple(nodes), fresh)
+
+    @classmethod
+    def alternative(
+        cls, node: Node, values: Mapping[str, Value], consts: Mapping[str, Array]
+    ) -> Expansion | None:
+        """Depthwise convolutions, the first over windows that may reach beyond the image."""
+        x = values[node.inputs[0]]
+        if len(x.shape) != 4:
+            return None
+        (h, w), steps = x.shape[2:], list[Equal]()
+        while not steps or (h, w) != (1, 1):
+            rows, columns = (-(-size // _conv.MAX_KERNEL) for size in (h, w))
+            kernel = -(-h // rows), -(-w // columns)
+            rows, columns = -(-h // kernel[0]), -(-w // kernel[1])
+            pads = (0, 0, rows * kernel[0] - h, columns * kernel[1] - w)
+            steps.append(Equal(kernel, kernel, pads))
+            h, w = rows, columns
+        if len(steps) > 1 and x.quant is not None:
+            raise UnsupportedError(
+                node.name,
+                f"GlobalAveragePool of {x.shape[2]}x{x.shape[3]} px in int8: the PPU takes "
+                f"{_pool.MAX_WINDOW} px a side, a convolution {_conv.MAX_KERNEL}",
+                "It stays in onnxruntime",
+            )
+        return equal_convolutions(node, values, tuple(steps), 1 / math.prod(x.shape[2:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """A depthwise convolution all of whose weights are the same."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    pads: tuple[int, ...]  # top, left, bottom, right
+
+
+def equal_convolutions(
+    node: Node, values: Mapping[str, Value], steps: Sequence[Equal], weight: float
+) -> Expansion:
+    """The steps one after the other.  ``weight``: product of a weight of each.
+
+    All but the last take means over their windows, so that fp16 holds what lies between.
+    """
+    x, y = values[node.inputs[0]], values[node.outputs[0]]
+    nodes: list[Node] = []
+    fresh: dict[str, Value] = {}
+    constants: dict[str, Array] = {}
+    name, shape = x.name, x.shape
+    for step in steps:
+        last = step is steps[-1]
+        share = weight if last else 1 / math.prod(step.kernel)
+        weight /= share
+        top, left, bottom, right = step.pads
+        (kh, kw), (sh, sw) = step.kernel, step.stride
+        rows = (shape[2] + top + bottom - kh) // sh + 1
+        columns = (shape[3] + left + right - kw) // sw + 1
+        shape = (*shape[:2], rows, columns)
+        weights, out = f"{y.name}/weights{len(nodes)}", y.name
+        if not last:
+            out = f"{y.name}/means{len(nodes)}"
+            fresh[out] = replace(y, name=out, shape=shape)
+        of = (shape[1], 1, *step.kernel)
+        constants[weights], quant = equal_weights(of, share, x)
+        fresh[weights] = Value(weights, of, constants[weights].dtype.name, quant)
+        attrs = {
+            "kernel_shape": step.kernel,
+            "strides": step.stride,
+            "pads": step.pads,
+            "dilations": (1, 1),
+            "group": shape[1],
+        }
+        epilogue = node.epilogue if last else ()
+        nodes.append(Node(node.name, "Conv", (name, weights), (out,), attrs, epilogue))
+        name = out
+    return Expansion(tuple(nodes), fresh, constants)
+
+
+def equal_weights(shape: tuple[int, ...], weight: float, like: Value) -> tuple[Array, Quant | None]:
+    """Weights that are all the same: one step of int8 holds them exactly."""
+    if like.quant is None:
+        return np.full(shape, weight, np.float32), None
+    scale = np.asarray(weight / 127, np.float32)
+    return np.full(shape, 127, np.int8), Quant(scale, np.asarray(0, np.int32))

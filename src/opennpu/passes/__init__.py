@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from opennpu.ir.graph import Graph
 from opennpu.ir.verify import verify
-from opennpu.passes import affine, fuse, qdq, simplify
+from opennpu.passes import affine, fuse, patterns, qdq, simplify
 
 PASSES: Sequence[Callable[[Graph], Graph]] = (
     simplify.drop_unused,
@@ -14,10 +14,13 @@ PASSES: Sequence[Callable[[Graph], Graph]] = (
     simplify.drop_noops,
     simplify.fold_pads,
     fuse.name_sums,
+    patterns.name_functions,
+    fuse.fuse_groups,
     fuse.normalise_gemm,
     fuse.fuse_bias,
     affine.fold_affines,
     fuse.fuse_clips,
+    fuse.fuse_flatten,
     simplify.drop_unused,
 )
 

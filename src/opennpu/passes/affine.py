@@ -22,6 +22,7 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 FLOATS = ("float32", "float16")
 FP16_MAX = float(np.finfo(np.float16).max)
+MOST_CHANNELS = 1 << 16  # that become weights: the rest stays as it is
 MAX_FORWARD = 16.0
 """Scales folded forward stay within this factor: fp16 weights have no bits to spare below 1e-4."""
 
@@ -352,15 +353,19 @@ def _convolve(draft: _Draft, chain: list[Affine]) -> None:
     if axis not in (None, 1) or len(x.shape) not in (3, 4) or math.prod(x.shape) == 0:
         return
     channels, rank = x.shape[1], len(x.shape) - 2
+    if channels > MOST_CHANNELS:
+        return
     scale, shift = np.broadcast_to(scale, channels), np.broadcast_to(shift, channels)
     if not _fits(scale) or not np.isfinite(shift).all():
         return
     last = chain[-1].node
     w, quant = scale.reshape(-1, 1, *(1 for _ in range(rank))), None
     if x.quant is not None:  # one weight a channel: int8 loses nothing
-        step = np.where(scale == 0, 1, np.abs(scale) / 127).astype(np.float32)
+        step = (np.abs(scale) / 127).astype(np.float32)
+        sign = np.sign(w) * (step > 0).reshape(w.shape)  # a step of 0 is too small for float32
+        step = np.where(step > 0, step, np.float32(1))
         quant = Quant(step, np.zeros(step.shape, np.int32), 0)
-        codes = np.sign(w).astype(np.int8) * np.int8(127)
+        codes = sign.astype(np.int8) * np.int8(127)
         weights = draft.constant(f"{last.name}/weights", codes, quant)
     else:
         weights = draft.constant(f"{last.name}/weights", w.astype(x.dtype))

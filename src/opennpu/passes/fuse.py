@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from opennpu.ir.graph import Array, Epilogue, Graph, Node, Quant, Value
+from opennpu.ops._conv import MAX_KERNEL
 from opennpu.ops.base import MAX_SHIFT
+from opennpu.passes.simplify import same_quant
 
 requires = "Conv and pools with explicit attributes"
 ensures = "Gemm is x·w + b; constant biases and simple clips are part of the node before them"
@@ -38,7 +40,7 @@ def normalise_gemm(graph: Graph) -> Graph:
         w = constants.get(n.inputs[1])
         bias = constants.get(n.inputs[2]) if len(n.inputs) > 2 and n.inputs[2] else None
         computed_bias = len(n.inputs) > 2 and n.inputs[2] and bias is None
-        quantized = w is not None and w.dtype == np.int8
+        quantized = w is not None and values[n.inputs[1]].quant is not None
         scaled_codes = quantized and a.get("alpha", 1.0) <= 0.0
         if w is None or computed_bias or a.get("transA") or scaled_codes:
             nodes.append(n)
@@ -116,6 +118,74 @@ def fuse_bias(graph: Graph) -> Graph:
         return _joined(first, second).with_(inputs=(*first.inputs, other))
 
     return _rewrite(graph, step)
+
+
+def fuse_flatten(graph: Graph) -> Graph:
+    """Flatten or Reshape of an image → Gemm, MatMul by a matrix: one node that takes the image."""
+
+    def step(graph: Graph, first: Node, second: Node) -> Node | None:
+        if first.op not in ("Flatten", "Reshape") or second.op not in ("Gemm", "MatMul"):
+            return None
+        if first.domain or second.domain or second.attrs or first.epilogue:
+            return None
+        x, w = graph.values[first.inputs[0]], graph.constants.get(second.inputs[1])
+        flat = graph.values[first.outputs[0]].shape
+        if w is None or w.ndim != 2 or len(x.shape) != 4 or second.inputs[0] not in first.outputs:
+            return None
+        if flat != (x.shape[0], w.shape[0]) or not 1 < max(x.shape[2:]) <= MAX_KERNEL:
+            return None
+        if not same_quant(x.quant, graph.values[first.outputs[0]].quant):
+            return None
+        merged = _joined(first, second)
+        return merged.with_(
+            name=second.name,
+            op=second.op,
+            inputs=(first.inputs[0], *second.inputs[1:]),
+            attrs={"image": 1},
+            epilogue=second.epilogue,
+        )
+
+    return _rewrite(graph, step)
+
+
+def fuse_groups(graph: Graph) -> Graph:
+    """Reshape to [N, groups, …] → InstanceNormalization → Reshape back: GroupNormalization."""
+    values, constants = dict(graph.values), dict(graph.constants)
+    producers, consumers = graph.producer(), graph.consumers()
+    gone: set[int] = set()
+    swap: dict[int, Node] = {}
+    for n in graph.nodes:
+        first = producers.get(n.inputs[0]) if n.op == "InstanceNormalization" else None
+        readers = consumers.get(n.outputs[0], ()) if n.outputs else ()
+        if first is None or len(readers) != 1 or {*n.outputs, *first.outputs} & {*graph.outputs}:
+            continue
+        (last,) = readers
+        if {first.op, last.op} != {"Reshape"} or len(consumers[first.outputs[0]]) != 1:
+            continue
+        shape, inner = values[first.inputs[0]].shape, values[first.outputs[0]].shape
+        known = [constants.get(i) for i in n.inputs[1:3]]
+        if shape != values[last.outputs[0]].shape or len(shape) < 3:
+            continue
+        if any(a is None for a in known) or values[n.inputs[0]].quant is not None:
+            continue
+        if len(inner) < 3 or inner[0] != shape[0] or shape[1] % inner[1]:
+            continue
+        parameters = [
+            _constant(values, constants, f"{n.name}/{what}", a.repeat(shape[1] // inner[1]), None)
+            for what, a in zip(("scale", "bias"), known, strict=True)
+            if a is not None
+        ]
+        swap[id(n)] = n.with_(
+            op="GroupNormalization",
+            inputs=(first.inputs[0], *parameters),
+            outputs=last.outputs,
+            attrs={**n.attrs, "num_groups": inner[1]},
+            epilogue=last.epilogue,
+            sources=(*first.sources, *n.sources, *last.sources),
+        )
+        gone |= {id(first), id(last)}
+    nodes = tuple(swap.get(id(n), n) for n in graph.nodes if id(n) not in gone)
+    return graph.with_(nodes=nodes, values=values, constants=constants)
 
 
 def fuse_clips(graph: Graph) -> Graph:

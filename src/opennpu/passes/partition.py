@@ -7,13 +7,16 @@ dependencies allow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opennpu.errors import UnsupportedError
+from opennpu.hw.rk3588.chip import IOVA_BYTES, TASKS_PER_START
 from opennpu.hw.rk3588.common import Precision
-from opennpu.ir.graph import Graph, Node, Value, node_reads
+from opennpu.ir.graph import OPAQUE, Graph, Node, Value, node_reads
 from opennpu.ops.base import OPS, Array, Op, Operand, Site, Target, same_cube
+from opennpu.passes import timed
 from opennpu.program import View
 
 FLOATS = ("float32", "float16")
@@ -71,6 +74,7 @@ class Placement:
     views: dict[str, View] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
+    times: dict[str, timed.Times] = field(default_factory=dict)  # of nodes placed by them
 
 
 def op_of(node: Node) -> type[Op]:
@@ -155,6 +159,10 @@ def try_place(node: Node, placement: Placement, target: Target) -> Site:
     )
     residual = replace(site.residual, view=out) if site.residual else None
     site = site.with_(inputs=inputs, output=replace(site.output, view=out), residual=residual)
+    if out.nhwc[0] > TASKS_PER_START and not op.aliases:
+        raise site.refuse(
+            f"works on {out.nhwc[0]} images, a task each: one start takes {TASKS_PER_START}"
+        )
     op.check(site)
     if op.aliases:
         first = site.x
@@ -177,14 +185,37 @@ def place(graph: Graph, target: Target, exclude: Mapping[str, str] | None = None
     return p
 
 
+def _check_sizes(node: Node, p: Placement) -> None:
+    """Refuse, before anything counts tiles, what cannot lie in NPU memory together."""
+    names = dict.fromkeys((*node_reads(node), *(o for o in node.outputs if o)))
+    values = [p.values[n] for n in names if n in p.values and n not in p.constants]
+    nbytes = sum(math.prod(v.shape) * (1 if v.quant else 2) for v in values)
+    if nbytes > IOVA_BYTES:
+        raise UnsupportedError(
+            node.name,
+            f"{node.op} works on {nbytes} bytes at once, the NPU reaches {IOVA_BYTES}",
+            "It stays in onnxruntime",
+        )
+
+
 def _place_node(node: Node, p: Placement, target: Target) -> NpuUnit:
+    _check_sizes(node, p)
     op = OPS.get(node.op)
+    if op and any(p.values[v].dtype == OPAQUE for v in (*node_reads(node), node.outputs[0]) if v):
+        precision_of(node, p.values, p.constants)  # refuses them: expansions look at shapes
     expansion = op.expand(node, p.values, p.constants) if op else None
     if expansion is None:
-        site = try_place(node, p, target)
-        assert site.output.view is not None
-        p.views[node.outputs[0]] = site.output.view
-        return NpuUnit(node, (site,))
+        try:
+            site = try_place(node, p, target)
+        except UnsupportedError:
+            precision_of(node, p.values, p.constants)  # what no rewriting changes
+            expansion = op.alternative(node, p.values, p.constants) if op else None
+            if expansion is None:
+                raise
+        else:
+            assert site.output.view is not None
+            p.views[node.outputs[0]] = site.output.view
+            return NpuUnit(node, (site,))
     trial = Placement(
         views=dict(p.views),
         values={**p.values, **expansion.values},
@@ -195,8 +226,26 @@ def _place_node(node: Node, p: Placement, target: Target) -> NpuUnit:
     sites: list[Site] = []
     for piece in expansion.nodes:
         sites += _place_node(piece, trial, target).sites
+    _check_inside(node, sites)
     p.views, p.values, p.constants = trial.views, trial.values, trial.constants
     return NpuUnit(node, tuple(sites), rewritten=True)
+
+
+def _check_inside(node: Node, sites: Sequence[Site]) -> None:
+    """Refuse a rewriting whose nodes hand a tensor on under two layouts: nobody converts it."""
+    written = {s.output.value.name: s.output for s in sites}
+    for s in sites:
+        for o in (*s.inputs, s.residual):
+            maker = written.get(o.value.name) if o and o.view is not None else None
+            if o is None or o.view is None or maker is None or maker.view is None:
+                continue
+            if not same_cube(o.shape, maker.view, o.view):
+                raise UnsupportedError(
+                    node.name,
+                    f"{node.op} would write {o.value.name} as a cube of {list(maker.nhwc)} and "
+                    f"read it as one of {list(o.nhwc)}",
+                    "It stays in onnxruntime",
+                )
 
 
 def schedule(graph: Graph, placement: Placement) -> list[Part]:
@@ -241,15 +290,27 @@ def _ready(
     return True
 
 
-def partition(graph: Graph, target: Target) -> tuple[Placement, list[Part]]:
-    """Place and schedule; then send NPU segments without any MAC back to the host.
+def partition(graph: Graph, target: Target, *, force: bool = False) -> tuple[Placement, list[Part]]:
+    """Place and schedule; then, unless forced, send NPU segments without any MAC to the host.
 
     A segment that only adds or pools costs a round trip through host memory for work that
     the CPU does in passing.  Models without any MAC on the NPU are left as they are.
     """
     placement = place(graph, target)
+    read = {v for u in placement.units if isinstance(u, NpuUnit) for v in u.reads}
+    times = {
+        u.node.name: t
+        for u in placement.units
+        if isinstance(u, NpuUnit)
+        if (t := timed.predict(u.node.op, u.sites, bool(read & set(u.node.outputs)))) is not None
+    }
+    slow = {name: t.sentence for name, t in times.items() if t.host < t.npu and not force}
+    if slow:
+        reasons = {u.node.name: u.reason for u in placement.units if isinstance(u, HostUnit)}
+        placement = place(graph, target, {**reasons, **slow})
     parts = schedule(graph, placement)
-    busy = any(isinstance(u, NpuUnit) and u.macs for p in parts for u in p.units)
+    macs = any(isinstance(u, NpuUnit) and u.macs for p in parts for u in p.units)
+    busy = macs and not force
     idle = {
         u.node.name: f"{u.node.op} would be alone on the NPU between two host nodes"
         for p in parts
@@ -261,4 +322,5 @@ def partition(graph: Graph, target: Target) -> tuple[Placement, list[Part]]:
         reasons = {u.node.name: u.reason for u in placement.units if isinstance(u, HostUnit)}
         placement = place(graph, target, {**reasons, **idle})
         parts = schedule(graph, placement)
+    placement.times = times
     return placement, parts

@@ -16,7 +16,7 @@ from opennpu.ir.graph import Array, Graph, Node, Quant, Value
 requires = "constants folded, one DequantizeLinear per quantized tensor"
 ensures = "no pair is left around an operator that the NPU could run in int8"
 
-WEIGHTED = ("Conv", "Gemm", "MatMul")
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def _params(node: Node, constants: dict[str, Array]) -> tuple[Quant, bool] | None:
@@ -67,6 +67,10 @@ def import_pairs(graph: Graph) -> Graph:
             continue
         q = producers.get(dq.inputs[0])
         params = _params(dq, constants)
+        if params and params[0].axis is None and (q is None or q.op != "QuantizeLinear"):
+            # codes from outside: the host turns them into numbers, packing makes them codes again
+            values[out] = replace(values[out], quant=params[0])
+            continue
         if q is None or q.op != "QuantizeLinear" or params is None or params[0].axis is not None:
             continue
         if q.inputs[1:] != dq.inputs[1:] and not _same(q, dq, constants):
@@ -80,20 +84,47 @@ def import_pairs(graph: Graph) -> Graph:
             values[q.inputs[0]] = replace(values[q.inputs[0]], quant=params[0])
             continue
         alone = _alone(graph, q.inputs[0], consumers)
-        if maker is None or not alone or len(maker.outputs) != 1:
-            # a pair on the host rounds the float tensor; packing it to int8 is then exact
+        if maker is None or maker.name not in nodes or not alone:
+            # a pair on the host rounds the float tensor; packing it to int8 is then exact.
+            # So does one behind another pair, which its maker took already
             nodes[q.name] = Node(
                 q.name, "QuantizeDequantize", (q.inputs[0],), (out,), {}, (), (q.name, dq.name)
             )
             del nodes[dq.name]
             continue
         current = nodes[maker.name]
+        outputs = tuple(out if o == q.inputs[0] else o for o in current.outputs)
         nodes[maker.name] = current.with_(
-            outputs=(out,), sources=(*current.sources, q.name, dq.name)
+            outputs=outputs, sources=(*current.sources, q.name, dq.name)
         )
         del nodes[q.name], nodes[dq.name]
+    _leaving(graph, values, constants, consumers)
     kept = tuple(nodes[name] for name in order if name in nodes)
     return graph.with_(nodes=_sorted(graph, kept, constants), values=values, constants=constants)
+
+
+def _leaving(
+    graph: Graph,
+    values: dict[str, Value],
+    constants: dict[str, Array],
+    consumers: dict[str, list[Node]],
+) -> None:
+    """Codes for the outside: what only a QuantizeLinear reads is as good in its codes."""
+    for q in graph.nodes:
+        if q.op != "QuantizeLinear" or q.inputs[0] in (*constants, *graph.inputs):
+            continue
+        readers = consumers.get(q.outputs[0], [])
+        params = _params(q, constants)
+        if (
+            params is None
+            or params[0].axis is not None
+            or not _alone(graph, q.inputs[0], consumers)
+        ):
+            continue
+        if any(r.op == "DequantizeLinear" for r in readers):
+            continue
+        x = values[q.inputs[0]]
+        values[x.name] = replace(x, quant=params[0])
 
 
 def _alone(graph: Graph, value: str, consumers: dict[str, list[Node]]) -> bool:
@@ -140,14 +171,17 @@ def _constant(
     axis = int(dq.attrs.get("axis", 1)) % max(1, codes.ndim) if scale.size > 1 else None
     if scale.size != (1 if axis is None else codes.shape[axis]) or zero.size not in (1, scale.size):
         return False
-    middle = 128 if codes.dtype == np.uint8 else 0
     if codes.dtype != np.int32 and all(_is_weight(out, u) for u in users):
-        if np.any(zero != middle):
-            return False  # the NPU has no zero point of weights, and float weights lose int8
+        # the NPU has no zero point of weights: codes less theirs may need nine bits (ops.conv)
+        along = [-1 if i == axis else 1 for i in range(codes.ndim)]
+        rest = codes.astype(np.int16) - zero.astype(np.int16).reshape(
+            along if zero.size > 1 else ()
+        )
+        kind = np.int8 if -128 <= rest.min(initial=0) <= rest.max(initial=0) <= 127 else np.int16
         step = scale.reshape(()) if axis is None else scale
-        constants[out] = (codes.astype(np.int16) - middle).astype(np.int8)
+        constants[out] = rest.astype(kind)
         quant = Quant(step, np.zeros(step.shape, np.int32), axis)
-        values[out] = Value(out, codes.shape, "int8", quant)
+        values[out] = Value(out, codes.shape, constants[out].dtype.name, quant)
         return True
     shape = [-1 if i == axis else 1 for i in range(codes.ndim)]
     offset = codes.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())

@@ -24,7 +24,12 @@ SAME_CODES = (
     *("MaxPool", "AveragePool", "GlobalAveragePool"),
     *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"),
 )
-INT8_OPS = (*WEIGHT_AXIS, *SAME_CODES, "Add", "Mul", "Relu", "Clip", "Concat")
+ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max")
+BY_TABLE = (
+    *("Sigmoid", "Tanh", "Erf", "HardSigmoid", "HardSwish", "Silu", "Swish", "Gelu", "Mish"),
+    *("Softplus", "Softsign", "Elu", "Selu", "Celu", "LeakyRelu", "PRelu", "Abs", "Neg"),
+)
+INT8_OPS = (*WEIGHT_AXIS, *SAME_CODES, *ELEMENTWISE, *BY_TABLE, "Relu", "Clip", "Concat")
 
 Range = tuple[float, float]
 
@@ -116,8 +121,8 @@ def activation_quant(low: float, high: float) -> Quant:
 def weight_quant(w: Array, axis: int) -> tuple[Array, Quant]:
     """Symmetric int8 per output channel: (codes, quantization)."""
     other = tuple(i for i in range(w.ndim) if i != axis)
-    top = np.abs(w).max(other)
-    scale = np.where(top > 0, top / 127, 1.0).astype(np.float32)
+    scale = (np.abs(w).max(other) / 127).astype(np.float32)
+    scale = np.where(scale > 0, scale, np.float32(1))  # 0, or too small for float32
     quant = Quant(scale, np.zeros(scale.shape, np.int32), axis)
     return quant.quantize(w), quant
 
@@ -176,7 +181,10 @@ def _wants_int8(
             return False
         if n.op != "Conv" and weights.ndim != 2:
             return False
-    if n.op in ("Add", "Mul") and any(i in graph.constants for i in n.inputs):
+    constants = [graph.constants[i] for i in n.inputs if i in graph.constants]
+    if n.op in (*ELEMENTWISE, "PRelu") and any(c.size != 1 for c in constants):
+        return False
+    if n.op in ELEMENTWISE and (len(n.inputs) != 2 or (n.op == "Div" and not constants)):
         return False
     return all(groups.get(v, v) in spans for v in activations)
 

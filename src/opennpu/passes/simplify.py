@@ -61,6 +61,8 @@ def _does_nothing(graph: Graph, n: Node) -> bool:
         return False
     if not same_quant(x.quant, y.quant):
         return False
+    if any(i and i not in graph.constants for i in n.inputs[1:]):
+        return False  # a computed shape: a reader on the host would need it
     if n.op == "Dropout":
         if len(n.inputs) < 3 or not n.inputs[2]:
             return True

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from opennpu.compile import lower
 from opennpu.device.base import Device
+from opennpu.errors import UnsupportedError
 from opennpu.hw.rk3588.common import Precision
 from opennpu.ir.graph import Graph, Node, Quant, Value
 from opennpu.ops import OPS, Op, Sample, Site, Target
@@ -33,9 +34,12 @@ class OperatorCase:
         rng = np.random.default_rng(seed)
         self.node_op = sample.op or (op.names or (op.__name__,))[0]
         half = np.float16
+
+        def numbers(shape: tuple[int, ...]) -> Array:
+            return rng.normal(size=shape) if not sample.span else rng.uniform(*sample.span, shape)
+
         self.feeds = {
-            f"x{i}": rng.normal(size=s).astype(half).astype(np.float32)
-            for i, s in enumerate(sample.shapes)
+            f"x{i}": numbers(s).astype(half).astype(np.float32) for i, s in enumerate(sample.shapes)
         }
         self.consts = {
             f"c{i}": (rng.normal(size=s) / np.sqrt(max(1, math.prod(s[1:]))))
@@ -80,7 +84,7 @@ class OperatorCase:
         weights = dict(self.consts)
         if "c0" in consts and self.op.macs:
             w = consts["c0"]
-            axis = 1 if self.op.__name__ == "MatMul" else 0
+            axis = 1 if self.op.__name__ in ("MatMul", "ConvTranspose") else 0
             other = tuple(i for i in range(w.ndim) if i != axis)
             scale = (np.abs(w).max(other) / 127).astype(np.float32)
             q = Quant(scale, np.zeros(scale.shape, np.int32), axis)
@@ -103,17 +107,20 @@ class OperatorCase:
         """The compiled node.  Raises UnsupportedError."""
         placement = place(self.graph, target)
         (unit,) = placement.units
-        assert isinstance(unit, NpuUnit), unit.reason
+        if not isinstance(unit, NpuUnit):
+            raise UnsupportedError("case", unit.reason, "Choose another target")
         return lower("npu0", [unit], {"y"}, placement)[0]
 
-    def program(self) -> Program:
-        """The compiled node as a whole program."""
+    def program(self, target: Target = RKNPU) -> Program:
+        """The compiled node as a whole program.  Raises UnsupportedError."""
         infos = tuple(ValueInfo(n, a.shape, "float32") for n, a in self.feeds.items())
-        return Program(infos, (ValueInfo("y", self.want.shape, "float32"),), (self.segment(),), {})
+        return Program(
+            infos, (ValueInfo("y", self.want.shape, "float32"),), (self.segment(target),), {}
+        )
 
-    def problem(self, device: str | Device) -> str:
+    def problem(self, device: str | Device, target: Target = RKNPU) -> str:
         """Run it and say how it differs from the reference beyond the sample's bound."""
-        with InferenceSession(self.program(), device=device) as session:
+        with InferenceSession(self.program(target), device=device) as session:
             (got,) = session.run(None, self.feeds)
         bound, want = self.sample.bound * float(np.abs(self.want).max()), self.want
         if self.precision is not Precision.FP16:

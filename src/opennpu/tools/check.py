@@ -26,6 +26,8 @@ class NodeReport:
     reason: str  # with the limit's number; empty on the NPU
     tasks: int = 0
     macs: int = 0
+    npu_s: float | None = None  # predicted, of nodes that are placed by time
+    host_s: float | None = None
 
 
 def check_model(
@@ -55,6 +57,7 @@ def check_model(
                 reason,
                 entry.get("tasks", 0),
                 entry.get("macs", 0),
+                *(entry.get("predicted", {}).get(side) for side in ("npu_s", "host_s")),
             )
         )
     return reports

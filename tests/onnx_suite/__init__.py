@@ -1,0 +1,1 @@
+"""The official ONNX tests against OpenNPU."""
