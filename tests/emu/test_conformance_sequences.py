@@ -29,9 +29,11 @@ from opennpu.hw import layout
 from opennpu.hw.regs import Register
 from opennpu.hw.rk3588 import cna, core, dpu, dpu_rdma
 from opennpu.hw.rk3588.common import Algo, Precision
+from opennpu.selftest.bench import MachineBench
+from opennpu.selftest.cases import rectangle
+from opennpu.selftest.programs import CONV_ALONE
 
 P = Precision
-CONV_WITHOUT_RDMA = 0x0D
 
 
 # -- layout conversions --------------------------------------------------------------------------
@@ -39,27 +41,9 @@ CONV_WITHOUT_RDMA = 0x0D
 
 def test_sub_rectangle_copy() -> None:
     """LINE_NOTCH = pitch - W, SURF_NOTCH = -(H-1) * pitch + offset (peer notes 2.5)."""
-    pitch, high, rows, cols, surfaces = 9, 7, 4, 5, 3
-    x = np.arange(surfaces * high * pitch * 8).astype(np.int16).reshape(surfaces, high, pitch, 8)
-    bench = Bench()
-    bench.put(X, x)
-    body = flying(
-        P.INT16,
-        cols,
-        dpu.DATA_CUBE_HEIGHT(height=rows),
-        dpu.WDMA_SIZE_1(width_wdma=cols, height_wdma=rows),
-        dpu.DST_SURF_STRIDE(dst_surf_stride=rows * cols),
-        dpu.SURFACE_ADD(surf_add=rows * cols),
-        dpu_rdma.RDMA_DATA_CUBE_HEIGHT(height=rows),
-        dpu_rdma.RDMA_SRC_BASE_ADDR(src_base_addr=X + (2 * pitch + 3) * 16),
-        dpu_rdma.RDMA_SRC_DMA_CFG(line_notch_addr=pitch - cols),
-        dpu_rdma.RDMA_SURF_NOTCH(surf_notch_addr=high * pitch - (rows - 1) * pitch - cols),
-        surfaces=surfaces,
-    )
-    assert bench.run((body, FLYING)).completed
-    got = bench.memory[Y:].view(np.int16)[: surfaces * rows * cols * 8]
-    want = x[:, 2 : 2 + rows, 3 : 3 + cols]
-    np.testing.assert_array_equal(got.reshape(want.shape), want)
+    (check,) = rectangle(MachineBench())
+    assert check.want.size == 4 * 5 * 3 * 8
+    np.testing.assert_array_equal(check.got, check.want)
 
 
 def test_identity_convolution_writes_row_major() -> None:
@@ -76,7 +60,7 @@ def test_identity_convolution_writes_row_major() -> None:
         dpu.DATA_CUBE_NOTCH_ADDR(notch_addr_0=pitch - 1, notch_addr_1=pitch - 1),
         dpu.SURFACE_ADD(surf_add=2),
     )
-    assert bench.run((body, CONV_WITHOUT_RDMA)).completed
+    assert bench.run((body, CONV_ALONE)).completed
     rows = bench.memory[Y:].view(np.float16)[: pixels * pitch * 8].reshape(pixels, pitch * 8)
     np.testing.assert_array_equal(rows[:, :channels], x[:, 0])
 
@@ -136,7 +120,7 @@ def test_matrix_goes_through_the_whole_chain_in_one_start() -> None:
         dpu.DATA_CUBE_NOTCH_ADDR(notch_addr_0=pitch - 1, notch_addr_1=pitch - 1),
         dpu.SURFACE_ADD(surf_add=2),
     )
-    r = bench.run((to_cube, FLYING), (turn, FLYING), (relu, FLYING), (identity, CONV_WITHOUT_RDMA))
+    r = bench.run((to_cube, FLYING), (turn, FLYING), (relu, FLYING), (identity, CONV_ALONE))
     assert r.completed
     assert r.tasks_done == 4
     got = bench.memory[out:].view(np.float16)[: rows * cols].reshape(cols, rows)

@@ -17,13 +17,11 @@ from opennpu.device.fakecores import Start, Work
 from opennpu.device.fakedrm import FakeBo, FakeFile, user_array
 from opennpu.device.fakefence import Call, Caller, fail
 from opennpu.device.kernel import DRM_COMMAND_BASE, iow
-from opennpu.hw.rk3588 import pc
+from opennpu.hw.rk3588.pc import DPU_DONE, PPU_DONE
 
 if TYPE_CHECKING:
     from opennpu.device.fakekernel import FakeKernel
 
-DPU_DONE = pc.INTERRUPT_MASK(dpu_0=1, dpu_1=1).word
-PPU_DONE = pc.INTERRUPT_MASK(ppu_0=1, ppu_1=1).word
 JOB_BATCHED, JOB_NO_DPU_DONE, JOB_PPU_DONE = 1, 2, 4
 MAX_RANGES = 1024
 RANGES_SINCE = (1, 5)

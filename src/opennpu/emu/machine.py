@@ -237,7 +237,7 @@ class Machine:
         words: int,
         *,
         task_number: int = 1,
-        int_mask: int = 0x300,
+        int_mask: int = pc.DPU_DONE,
         ping_pong: bool = False,
         same_job: bool = False,
     ) -> RunResult:

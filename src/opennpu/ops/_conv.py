@@ -19,13 +19,13 @@ from opennpu.hw.layout import align, pack_depthwise_weights, pack_requant, pack_
 from opennpu.hw.regs import Register
 from opennpu.hw.rk3588 import chip, cna, core, dpu, dpu_rdma, global_
 from opennpu.hw.rk3588.common import Algo, ConvMode, Precision
+from opennpu.hw.rk3588.pc import DPU_DONE
 from opennpu.ops.base import MAX_SHIFT, Operand, Site
 from opennpu.program import At, Cost, Emitted, Ref, Task
 
 Array = npt.NDArray[Any]
 
 START = global_.OPERATION_ENABLE(cna_op_en=1, core_op_en=1, dpu_op_en=1, dpu_rdma_op_en=1).word
-DPU_DONE = 0x300  # interrupt bits of the DPU, either group
 
 EDATA_SIZE = {Precision.INT8: 1, Precision.INT16: 2, Precision.FP16: 2, Precision.INT32: 3}
 PER_PIXEL = 1  # EW and ERDMA data modes: an operand for every element

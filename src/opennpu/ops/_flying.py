@@ -17,8 +17,8 @@ import numpy.typing as npt
 from opennpu.hw.regs import Register
 from opennpu.hw.rk3588 import chip, dpu, dpu_rdma, global_
 from opennpu.hw.rk3588.common import Algo, Precision
+from opennpu.hw.rk3588.pc import DPU_DONE
 from opennpu.ops._conv import (
-    DPU_DONE,
     EDATA_SIZE,
     FRACTION_BITS,
     PER_PIXEL,

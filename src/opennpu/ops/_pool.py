@@ -12,11 +12,11 @@ import numpy as np
 
 from opennpu.hw.rk3588 import chip, global_, ppu, ppu_rdma
 from opennpu.hw.rk3588.common import PoolingMethod, Precision
+from opennpu.hw.rk3588.pc import PPU_DONE
 from opennpu.ops.base import Operand, Site
 from opennpu.program import At, Cost, Emitted, Task
 
 START = global_.OPERATION_ENABLE(ppu_op_en=1, ppu_rdma_op_en=1).word
-PPU_DONE = 0xC00  # interrupt bits of the PPU, either group
 MAX_WINDOW = ppu.POOLING_KERNEL_CFG.fields["kernel_width"].max
 MAX_STRIDE = ppu.POOLING_KERNEL_CFG.fields["kernel_stride_width"].max
 MAX_PAD = ppu.POOLING_PADDING_CFG.fields["pad_left"].max

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from opennpu.hw.layout import align, pack_cube, pack_weights
 from opennpu.hw.rk3588 import chip, dpu
 from opennpu.hw.rk3588.common import Precision
+from opennpu.hw.rk3588.pc import DPU_DONE
 from opennpu.ops import _conv, _flying
 from opennpu.ops.base import Operand, Site, clip_range
 from opennpu.program import Cost, Ref, Task, View
@@ -463,7 +464,7 @@ class Product:
                     self.site.node.name,
                     tuple(_conv.words(step.conv, consts, step.tile)),
                     _conv.START,
-                    _conv.DPU_DONE,
+                    DPU_DONE,
                     cost if step.asked else replace(cost, macs=0),
                 )
 
@@ -475,6 +476,6 @@ def _move(site: Site, move: Move) -> Task:
         site.node.name,
         tuple(_flying.words(P, move.stages, piece, site.output)),
         _flying.START,
-        _conv.DPU_DONE,
+        DPU_DONE,
         Cost(read_bytes=nbytes, write_bytes=nbytes),
     )

@@ -24,6 +24,7 @@ from opennpu.errors import UnsupportedError
 from opennpu.hw.layout import align, cube_surfaces
 from opennpu.hw.rk3588 import chip
 from opennpu.hw.rk3588.common import Precision
+from opennpu.hw.rk3588.pc import DPU_DONE
 from opennpu.ir.graph import Node, Quant, Value
 from opennpu.program import Cost, Emitted, Ref, Task, View
 
@@ -234,7 +235,7 @@ class Op:
             )
 
     units: ClassVar[int] = 0x18  # start word: DPU and DPU_RDMA
-    int_mask: ClassVar[int] = 0x300  # DPU, either group
+    int_mask: ClassVar[int] = DPU_DONE
 
     @staticmethod
     def tile(site: Site) -> Sequence[Any]:

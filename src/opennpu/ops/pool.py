@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from opennpu.errors import UnsupportedError
 from opennpu.hw.rk3588.common import PoolingMethod, Precision
+from opennpu.hw.rk3588.pc import PPU_DONE
 from opennpu.ir.graph import Node, Quant, Value
 from opennpu.ops import _conv, _pool
 from opennpu.ops.base import Expansion, Op, Sample, Site, image_view
@@ -68,7 +69,7 @@ def split_mean(size: int, limit: int) -> list[int] | None:
 
 
 class _Pool(Op):
-    units, int_mask = _pool.START, _pool.PPU_DONE
+    units, int_mask = _pool.START, PPU_DONE
 
     @staticmethod
     def views(site: Site) -> tuple[tuple[View | None, ...], View]:

@@ -33,7 +33,7 @@ from opennpu.hw import layout
 from opennpu.hw.regcmd import WORD_BYTES
 from opennpu.hw.rk3588 import chip
 from opennpu.hw.rk3588.common import Precision
-from opennpu.hw.rk3588.pc import INTERRUPT_MASK
+from opennpu.hw.rk3588.pc import DPU_DONE
 from opennpu.program import (
     Array,
     HostSegment,
@@ -47,7 +47,6 @@ from opennpu.program import (
     load,
 )
 
-DPU_DONE = INTERRUPT_MASK(dpu_0=1, dpu_1=1).word
 FP16_MAX = float(np.finfo(np.float16).max)
 _log = logging.getLogger("opennpu")
 ORT_TYPES = {"float32": "float", "float64": "double"}  # the others have NumPy's names

@@ -12,12 +12,11 @@ from opennpu.emu.machine import Machine
 from opennpu.emu.memory import AddressSpace
 from opennpu.hw import regcmd
 from opennpu.hw.regs import Register
+from opennpu.hw.rk3588.pc import DPU_DONE, PPU_DONE
 from opennpu.program import At, Cost, Emitted, NpuSegment, Ref, Task, address_field, bind, link
-from opennpu.selftest.programs import CODE, CONV, EW, MEMORY_BYTES, POISON, Array, X, Y
+from opennpu.selftest.programs import CODE, CONV, EW, MEMORY_BYTES, POISON, POOL, Array, X, Y
 
 Tasks = tuple[Iterable[Register], int]  # register writes without the tail; start word
-DPU_DONE, PPU_DONE = 0x300, 0xC00
-PPU_UNITS = 0x60
 
 
 class Bench(Protocol):
@@ -44,7 +43,7 @@ def _fresh() -> Array:
 
 
 def _mask(units: int) -> int:
-    return PPU_DONE if units & PPU_UNITS else DPU_DONE
+    return PPU_DONE if units == POOL else DPU_DONE
 
 
 class DeviceBench:

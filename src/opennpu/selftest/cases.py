@@ -21,6 +21,7 @@ from opennpu.hw.rk3588.common import Algo, PoolingMethod, Precision
 from opennpu.selftest.bench import Bench
 from opennpu.selftest.programs import (
     CONV,
+    CONV_ALONE,
     EW,
     FLYING,
     OPERANDS,
@@ -39,7 +40,6 @@ from opennpu.selftest.programs import (
 )
 
 P, M = Precision, PoolingMethod
-CONV_ALONE = 0x0D  # CNA, CORE and DPU, without DPU_RDMA
 EW_STREAM: dict[str, Any] = dict(ew_op_src=1, ew_lut_bypass=1, ew_relu_bypass=1, ew_data_mode=1)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from opennpu.hw import layout
 from opennpu.hw.regs import Register
-from opennpu.hw.rk3588 import chip, cna, core, dpu, dpu_rdma, ppu, ppu_rdma
+from opennpu.hw.rk3588 import chip, cna, core, dpu, dpu_rdma, global_, ppu, ppu_rdma
 from opennpu.hw.rk3588.common import ConvMode, Precision
 
 Array = npt.NDArray[Any]
@@ -23,7 +23,10 @@ Array = npt.NDArray[Any]
 CODE, X, W, OPERANDS, Y, EW = 0x1000, 0x10000, 0x40000, 0x80000, 0x90000, 0xD0000
 MEMORY_BYTES = 0x110000
 POISON = 0xEE
-CONV, FLYING, POOL = 0x1D, 0x18, 0x60
+CONV_ALONE = global_.OPERATION_ENABLE(cna_op_en=1, core_op_en=1, dpu_op_en=1).word
+FLYING = global_.OPERATION_ENABLE(dpu_op_en=1, dpu_rdma_op_en=1).word
+CONV = CONV_ALONE | FLYING
+POOL = global_.OPERATION_ENABLE(ppu_op_en=1, ppu_rdma_op_en=1).word
 PING_PONG = dict(pointer_pp_en=1, executer_pp_en=1, pointer_pp_mode=1)
 OUT_OF = {
     Precision.INT8: Precision.INT32,

@@ -10,7 +10,6 @@ import numpy as np
 from opennpu.device import open_device
 from opennpu.device.base import Buffer, Bytes, Device, Job, JobTask
 from opennpu.device.fakecores import Start
-from opennpu.device.fakerocket import DPU_DONE, PPU_DONE
 from opennpu.emu.machine import Machine
 from opennpu.emu.memory import AddressSpace
 from opennpu.errors import DeviceError, InputError, ViolationError
@@ -19,6 +18,7 @@ from opennpu.hw.regcmd import WORD_BYTES, Write, assemble, disassemble, listing
 from opennpu.hw.regcmd import Start as StartWord
 from opennpu.hw.regs import Register
 from opennpu.hw.rk3588 import chip, pc
+from opennpu.hw.rk3588.pc import DPU_DONE, PPU_DONE
 from opennpu.program import address_field
 from opennpu.tools.trace import Image, TracedJob
 

@@ -27,13 +27,13 @@ from typing import Any
 
 from opennpu.device.base import Bytes
 from opennpu.device.fakecores import Start, Work
-from opennpu.device.fakerocket import DPU_DONE, PPU_DONE
 from opennpu.device.serve import Observer
 from opennpu.emu.memory import AddressSpace, Array
 from opennpu.errors import InputError, ViolationError
 from opennpu.hw.regcmd import WORD_BYTES, disassemble
 from opennpu.hw.regcmd import Start as StartWord
 from opennpu.hw.rk3588 import chip
+from opennpu.hw.rk3588.pc import DPU_DONE, PPU_DONE
 
 FORMAT, VERSION = "opennpu-trace", 1
 RKG_MAGIC, RKG_VERSION, RKG_CHAINED, RKG_OUT = 0x31474B52, 1, 1, 2

@@ -181,3 +181,10 @@ class TASK_STATUS(Register, block=PC, offset=0x03C, access="RO", shadowed=False)
         source=TRM,
         doc="11:0 tasks done; the bits above flag the first and the last task",
     )
+
+
+DPU_DONE = INTERRUPT_MASK(dpu_0=1, dpu_1=1).word
+"""Interrupts that end a task of the DPU, whichever group it ran in."""
+
+PPU_DONE = INTERRUPT_MASK(ppu_0=1, ppu_1=1).word
+"""The same for the PPU."""
