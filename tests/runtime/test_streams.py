@@ -19,7 +19,8 @@ from opennpu.device.rknpu import RknpuDevice
 from opennpu.device.rocket import RocketDevice
 from opennpu.emu.memory import AddressSpace
 from opennpu.errors import DeviceError, DeviceFault, DeviceTimeout, InputError, ViolationError
-from opennpu.runtime.session import InferenceSession
+from opennpu.program import ValueInfo
+from opennpu.runtime.session import InferenceSession, _split
 
 
 class Moody(EmulatorDevice):
@@ -117,6 +118,20 @@ def test_a_batch_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         session.run_batch(None, [np.zeros(shape, np.float32)])
     want = f"x: shape is {list(shape)}, a batch for this program has a multiple of 1 in front of "
     assert str(e.value).startswith(want + "[8, 2, 2]. ")
+
+
+def test_inputs_with_different_numbers_of_batches_are_refused() -> None:
+    inputs = (ValueInfo("a", (1, 2), "float32"), ValueInfo("b", (2, 3), "float32"))
+    feeds = {"a": np.zeros((3, 2), np.float32), "b": np.zeros((4, 3), np.float32)}
+    with pytest.raises(InputError) as e:
+        _split(inputs, feeds)
+    assert str(e.value) == (
+        "run_batch: inputs hold different numbers of batches (a: 3, b: 2). Pass as many of each."
+    )
+    feeds["b"] = np.arange(18, dtype=np.float32).reshape(6, 3)
+    pieces = _split(inputs, feeds)
+    assert [p["a"].shape for p in pieces] == [(1, 2)] * 3
+    np.testing.assert_array_equal(pieces[1]["b"], feeds["b"][2:4])
 
 
 def test_errors_of_background_runs_are_the_futures() -> None:
